@@ -1,0 +1,71 @@
+"""Settings: defaults, overridden by the user's `config.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvd import paths
+from kvd.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting, with its default. Each is a top-level key of `config.toml`."""
+
+    n_ctx: int = 8192
+    """Cells of the model's context; capped at what the model was trained for."""
+    budget: int = 2048
+    """Tokens of code that a question may recall."""
+    top_k: int = 8
+    """Chunks that a question may recall."""
+    max_tokens: int = 512
+    """Longest answer in tokens."""
+    threads: int = 0
+    """Threads of the engine; 0: as many as there are physical cores."""
+    gpu_layers: int = -1
+    """Layers on the GPU where the llama.cpp build has one; -1: all of them."""
+    reuse: bool = True
+    """Use stored KV; false computes every prompt afresh."""
+    recompute: int = -1
+    """Tokens at the start of each recalled body that are computed afresh; -1: the model's own choice."""
+    pool_bytes: int = 0
+    """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB."""
+    store_bytes: int = 8_000_000_000
+    """Hard cap of the cold store's file."""
+    idle_minutes: int = 30
+    """The model is unloaded after so long without a question; 0: never."""
+    max_file_bytes: int = 1_000_000
+    """Larger files are not indexed."""
+
+
+_MINIMUM = {"n_ctx": 512, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
+
+
+def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
+    if type(value) is not kind:
+        raise UsageError(f"{name} must be {kind.__name__}, not {value!r}", hint=f"edit {file}")
+    if kind is int and value < _MINIMUM.get(name, 0):
+        raise UsageError(f"{name} must be at least {_MINIMUM.get(name, 0)}", hint=f"edit {file}")
+    return value
+
+
+def load_settings(file: Path | None = None) -> Settings:
+    """Read the user's settings; a missing file means the defaults.
+
+    Raises `UsageError` for a file that is not TOML, an unknown key or a value of the wrong type.
+    """
+    file = file or paths.config_file()
+    try:
+        raw = tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"can't read {file}: {error}", hint=f"edit {file}") from error
+    kinds = {field.name: type(field.default) for field in fields(Settings)}
+    unknown = sorted(set(raw) - set(kinds))
+    if unknown:
+        raise UsageError(f"unknown setting {unknown[0]!r} in {file}", hint=f"known: {', '.join(kinds)}")
+    return Settings(**{name: _checked(name, value, kinds[name], file) for name, value in raw.items()})

@@ -1,0 +1,90 @@
+"""Where kvd keeps things: XDG folders, made with mode 0700 when first needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from kvd.errors import UnavailableError
+
+_SOCKET = "daemon.sock"
+
+_LONGEST_SOCKET_PATH = 100
+"""In bytes: the kernel's field holds 107 on Linux and 103 on macOS."""
+
+
+def _base(variable: str, fallback: str) -> Path:
+    value = os.environ.get(variable, "")
+    # The XDG specification says to ignore relative paths.
+    return Path(value) if os.path.isabs(value) else Path.home() / fallback
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"can't make the folder {folder}: {error.strerror}",
+            hint="set XDG_CACHE_HOME, XDG_DATA_HOME, XDG_CONFIG_HOME and XDG_STATE_HOME to folders you can write",
+        ) from error
+    return folder
+
+
+def cache_dir() -> Path:
+    """Rebuildable: indexes and the cold KV store."""
+    return _made(_base("XDG_CACHE_HOME", ".cache") / "kvd")
+
+
+def data_dir() -> Path:
+    """The user's own: models and which of them is active."""
+    return _made(_base("XDG_DATA_HOME", ".local/share") / "kvd")
+
+
+def config_file() -> Path:
+    """Settings; not made by reading them."""
+    return _base("XDG_CONFIG_HOME", ".config") / "kvd" / "config.toml"
+
+
+def log_file() -> Path:
+    return _made(_base("XDG_STATE_HOME", ".local/state") / "kvd") / "daemon.log"
+
+
+def models_dir() -> Path:
+    return _made(data_dir() / "models")
+
+
+def store_file() -> Path:
+    """The cold KV store, one for a user."""
+    return cache_dir() / "kv.db"
+
+
+def index_file(root: Path) -> Path:
+    """The index of the repository at `root` (a resolved path)."""
+    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+    return _made(cache_dir() / "index") / f"{digest}.db"
+
+
+def runtime_dir() -> Path:
+    """The folder of socket and lock, mode 0700 and owned by this user.
+
+    `$XDG_RUNTIME_DIR/kvd`, or a folder in the temporary directory where that is unset or where a socket's path
+    would be too long. Raises `UnavailableError` when someone else owns the folder or can write to it.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(base) / "kvd"
+    if not os.path.isabs(base) or len(os.fsencode(folder / _SOCKET)) > _LONGEST_SOCKET_PATH:
+        suffix = hashlib.sha256(os.fsencode(base)).hexdigest()[:8]
+        folder = Path("/tmp") / f"kvd-{os.getuid()}-{suffix}"
+    _made(folder)
+    status = folder.stat(follow_symlinks=False)
+    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UnavailableError(
+            f"the runtime folder {folder} is not yours alone",
+            hint=f"remove it, or run: chmod 700 {folder}",
+        )
+    return folder
+
+
+def socket_file() -> Path:
+    return runtime_dir() / _SOCKET

@@ -1,0 +1,70 @@
+"""Frozen values that cross package borders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one file: whole functions or classes where they fit.
+
+    `path` is relative to the repository's root, with `/`. Lines are 1-based and inclusive. Bytes are offsets
+    into the file's text as UTF-8, end exclusive. `scope` is the enclosing definition (`Session.close`), or "".
+    """
+
+    path: str
+    language: str
+    scope: str
+    start_line: int
+    end_line: int
+    start_byte: int
+    end_byte: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A recalled chunk; a higher score is better, scores of one query are comparable."""
+
+    chunk: Chunk
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a long job is. `total` is 0 while it is not known."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSummary:
+    """What one run of the indexer did. `skipped` counts files by reason."""
+
+    repo: str
+    files: int
+    chunks: int
+    added: int
+    changed: int
+    deleted: int
+    unchanged: int
+    skipped: dict[str, int] = field(default_factory=dict)
+    embedder: str = ""
+    seconds: float = 0.0
+    rebuilt: str = ""
+    """Why the index was made anew (damaged file, other embedder), or ""."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
