@@ -1,0 +1,1 @@
+"""KV blocks: the codec, the hot pool and the cold store."""

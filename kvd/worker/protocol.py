@@ -1,0 +1,66 @@
+"""Frames between the daemon and its engine child.
+
+A frame is `<II` (bytes of JSON, bytes of blob, little-endian), a JSON object in UTF-8, and the blob: encoded KV
+blocks travel as they are instead of as text. Requests carry `id`, `method`, `params`; answers `id` and `result`
+or `error` (as `KvdError.to_json`); events `event`, `data` and, when they belong to a request, its `id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any, BinaryIO
+
+_HEADER = struct.Struct("<II")
+_MAX_JSON = 64 << 20
+_MAX_BLOB = 1 << 30
+
+Message = dict[str, Any]
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a frame."""
+
+
+def encode_frame(message: Message, blob: bytes = b"") -> bytes:
+    body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return b"".join((_HEADER.pack(len(body), len(blob)), body, blob))
+
+
+def _lengths(header: bytes) -> tuple[int, int]:
+    json_length, blob_length = _HEADER.unpack(header)
+    if json_length > _MAX_JSON or blob_length > _MAX_BLOB:
+        raise ProtocolError(f"frame of {json_length} + {blob_length} bytes")
+    return json_length, blob_length
+
+
+def _decoded(body: bytes) -> Message:
+    message = json.loads(body.decode("utf-8", "surrogatepass"))
+    if not isinstance(message, dict):
+        raise ProtocolError("a frame's JSON is not an object")
+    return message
+
+
+def read_frame(stream: BinaryIO) -> tuple[Message, bytes] | None:
+    """Read one frame; None at end of file, also in the middle of a frame (the peer died)."""
+    header = stream.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    json_length, blob_length = _lengths(header)
+    body = stream.read(json_length)
+    blob = stream.read(blob_length)
+    if len(body) < json_length or len(blob) < blob_length:
+        return None
+    return _decoded(body), blob
+
+
+async def async_read_frame(reader: asyncio.StreamReader) -> tuple[Message, bytes] | None:
+    """`read_frame` for asyncio."""
+    try:
+        json_length, blob_length = _lengths(await reader.readexactly(_HEADER.size))
+        body = await reader.readexactly(json_length)
+        blob = await reader.readexactly(blob_length)
+    except asyncio.IncompleteReadError:
+        return None
+    return _decoded(body), blob
