@@ -1,0 +1,102 @@
+"""Private, atomic and hashed: what the other modules do with files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from kvd.errors import ModelError, UsageError
+
+COPY_BYTES = 1 << 20
+
+_GGUF_HEADER = struct.Struct("<4sIQQ")
+_GGUF_VERSIONS = (2, 3)
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+def open_private(path: Path, *, append: bool = False) -> BinaryIO:
+    """Open for writing, readable by this user only; `append` keeps what is there."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader finds the old content or the new one, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open_private(temporary) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock file at `path`; `waiting` is called once when another process holds it.
+
+    The lock goes with the process, so a killed holder leaves nothing behind.
+    """
+    with open_private(path, append=True) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def size_of(path: Path) -> int:
+    """The file's size in bytes, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def hash_file(path: Path, tick: Callable[[int], None] | None = None) -> str:
+    """The sha256 of a file in hex; `tick` gets the bytes done so far."""
+    digest = hashlib.sha256()
+    done = 0
+    with path.open("rb") as file:
+        while block := file.read(COPY_BYTES):
+            digest.update(block)
+            done += len(block)
+            if tick:
+                tick(done)
+    return digest.hexdigest()
+
+
+def check_gguf(path: Path) -> None:
+    """Raises `UsageError` where there is no such file, `ModelError` where it is no usable GGUF model."""
+    other = "kvd setup --list"
+    if not path.exists():
+        raise UsageError(f"no such file: {path}", hint=other)
+    if not path.is_file():
+        raise UsageError(f"not a file: {path}", hint=other)
+    try:
+        with path.open("rb") as file:
+            header = file.read(_GGUF_HEADER.size)
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}", hint=f"chmod u+r '{path}'") from error
+    if header[:4] != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file", hint=other)
+    if len(header) < _GGUF_HEADER.size:
+        raise ModelError(f"{path} is cut off", hint=other)
+    _, version, tensors, _ = _GGUF_HEADER.unpack(header)
+    if version not in _GGUF_VERSIONS:
+        raise ModelError(f"{path} has GGUF version {version}, known are 2 and 3", hint=other)
+    if not tensors:
+        raise ModelError(f"{path} holds a vocabulary but no weights", hint=other)
+    if _SPLIT.search(path.name):
+        # The fingerprint of stored KV covers one file; other shards could change unnoticed.
+        raise ModelError(
+            f"{path} is one part of a split model", hint="llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
+        )
