@@ -160,7 +160,7 @@ class Client:
         )
 
     def wait_closed(self, seconds: float | None) -> bool:
-        """Wait for the daemon to close this connection, which is the last thing it does; false if it hasn't."""
+        """Wait for the daemon to close this connection, the last thing it does; false if it has not."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if deadline is None else deadline - time.monotonic()

@@ -1,0 +1,1 @@
+"""One repository at work: joins source, recall, the engine child and the KV store."""

@@ -1,0 +1,190 @@
+"""From a question to an answer with sources: recall, the engine, and what the answer cites."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvd import paths
+from kvd.config import Settings
+from kvd.models.active import ActiveModel, active_model
+from kvd.service.citations import cited_chunks
+from kvd.service.engine import EngineClient, LoadParams
+from kvd.service.repositories import Repositories
+from kvd.types import Hit, Progress
+
+Emit = Callable[[dict[str, Any]], None]
+"""Gets the values of `$/progress`, in the event loop."""
+
+TOKEN_KINDS = (
+    "recalled",
+    "resident",
+    "reused_hot",
+    "reused_cold",
+    "recomputed",
+    "prefilled",
+    "fresh",
+    "generated",
+)
+NOTHING_RELEVANT = "Nothing in this repository seems relevant to the question."
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question as it was asked; None means the setting. `received` is `time.monotonic()` of its arrival."""
+
+    text: str
+    root: Path
+    received: float
+    top_k: int | None = None
+    budget: int | None = None
+    max_tokens: int | None = None
+    reuse: bool | None = None
+
+
+def stage_value(progress: Progress) -> dict[str, Any]:
+    """`progress` as a value of `$/progress`."""
+    return {"kind": "stage", **progress.to_json()}
+
+
+def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
+    """A chunk as answers show it; `cited` only where there is an answer that could cite."""
+    chunk = hit.chunk
+    source: dict[str, Any] = {
+        "path": chunk.path,
+        "start_line": chunk.start_line,
+        "end_line": chunk.end_line,
+        "symbol": chunk.scope,
+        "language": chunk.language,
+        "score": round(hit.score, 6),
+    }
+    return source if cited is None else {**source, "cited": cited}
+
+
+class Asker:
+    """Answers questions one after the other through `engine`."""
+
+    def __init__(self, repositories: Repositories, engine: EngineClient) -> None:
+        self._repositories = repositories
+        self._engine = engine
+
+    async def ask(self, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
+        """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
+        settings = _applied(question, settings)
+        await self._repositories.update(question.root, settings, lambda p: emit(stage_value(p)))
+        hits = await self._repositories.search(question.root, question.text, settings.top_k)
+        clock = _Clock(question.received)
+        if not hits:
+            emit({"kind": "token", "text": NOTHING_RELEVANT})
+            return _nothing_relevant(clock)
+        model = await asyncio.to_thread(active_model)
+
+        def on_event(event: str, data: dict[str, Any]) -> None:
+            if event == "token":
+                clock.token()
+                emit({"kind": "token", "text": str(data.get("text", ""))})
+            elif event == "stage":
+                emit({"kind": "stage", **data})
+
+        answer = await self._engine.ask(
+            _load_params(settings, model), _ask_params(question, settings, hits), on_event
+        )
+        return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
+
+
+class _Clock:
+    """Times of one question in milliseconds; made when the chunks are ranked."""
+
+    def __init__(self, received: float) -> None:
+        self._received = received
+        self._recall = self._elapsed()
+        self._first_token: float | None = None
+
+    def _elapsed(self) -> float:
+        return (time.monotonic() - self._received) * 1000
+
+    def token(self) -> None:
+        if self._first_token is None:
+            self._first_token = self._elapsed()
+
+    def timings(self, model_load: float = 0.0, result: dict[str, Any] | None = None) -> dict[str, float]:
+        """`ttft` counts from the request's arrival but leaves out the loading of the model."""
+        total = self._elapsed()
+        first = total if self._first_token is None else self._first_token
+        load = float((result or {}).get("timings_ms", {}).get("load", 0.0))
+        times = {
+            "recall": self._recall,
+            "load": load,
+            "ttft": first - model_load,
+            "total": total,
+            "model_load": model_load,
+        }
+        return {name: round(value, 1) for name, value in times.items()}
+
+
+def _applied(question: Question, settings: Settings) -> Settings:
+    """The settings with what this question asks for itself."""
+    asked = {
+        "top_k": question.top_k,
+        "budget": question.budget,
+        "max_tokens": question.max_tokens,
+    }
+    return replace(settings, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
+    return LoadParams(
+        model_path=str(model.path),
+        model_name=model.name,
+        model_sha256=model.sha256,
+        store_path=str(paths.store_file()),
+        n_ctx=settings.n_ctx,
+        threads=settings.threads,
+        gpu_layers=settings.gpu_layers,
+        reuse=settings.reuse,
+        recompute=settings.recompute,
+        pool_bytes=settings.pool_bytes,
+    )
+
+
+def _ask_params(question: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
+    fields = ("path", "start_line", "end_line", "scope", "language", "text")
+    return {
+        "question": question.text,
+        "chunks": [{name: getattr(hit.chunk, name) for name in fields} for hit in hits],
+        "budget": settings.budget,
+        "max_tokens": settings.max_tokens,
+        "reuse": settings.reuse if question.reuse is None else question.reuse and settings.reuse,
+    }
+
+
+def _result(result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float]) -> dict[str, Any]:
+    prompt = [int(index) for index in result["chunks"]]
+    cited = cited_chunks(str(result["answer"]), [hits[index].chunk for index in prompt])
+    cited_hits = {prompt[position] for position in cited}
+    return {
+        "answer": str(result["answer"]),
+        "model": model,
+        "session": None,
+        "finish": str(result.get("finish", "stop")),
+        # Hits are in rank order, so are the sources.
+        "sources": [source_json(hits[index], index in cited_hits) for index in sorted(prompt)],
+        "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
+        "timings_ms": timings,
+    }
+
+
+def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
+    return {
+        "answer": NOTHING_RELEVANT,
+        "model": None,
+        "session": None,
+        "finish": "stop",
+        "sources": [],
+        "tokens": dict.fromkeys(TOKEN_KINDS, 0),
+        "timings_ms": clock.timings(),
+    }

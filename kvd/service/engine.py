@@ -1,0 +1,201 @@
+"""The engine as the daemon uses it: started when needed, one question at a time, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kvd.errors import BusyError, KvdError, UnavailableError
+from kvd.service.engine_child import EngineChild, Event
+from kvd.service.store_writer import StoreWriter
+
+COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
+MAX_WAITING = 16
+LOAD_SECONDS = 600.0
+_CANCEL_SECONDS = 20.0
+_STATS_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParams:
+    """What a child is loaded with; another value of any of these needs another child."""
+
+    model_path: str
+    model_name: str
+    model_sha256: str
+    store_path: str
+    n_ctx: int
+    threads: int
+    gpu_layers: int
+    reuse: bool
+    recompute: int
+    pool_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """The child's result of one ask, and what loading the model had cost before (0.0: it was loaded)."""
+
+    result: dict[str, Any]
+    model: str
+    model_load_ms: float
+
+
+class EngineClient:
+    """Belongs to one event loop. The child is started by the first `ask`."""
+
+    def __init__(
+        self, writer: StoreWriter, command: Sequence[str] = COMMAND, max_waiting: int = MAX_WAITING
+    ) -> None:
+        self._writer = writer
+        self._command = tuple(command)
+        self._max_waiting = max_waiting
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._child: EngineChild | None = None
+        self._loading: asyncio.Task[dict[str, Any]] | None = None
+        self._params: LoadParams | None = None
+        self._loaded: dict[str, Any] = {}
+        self._stats: dict[str, Any] = {}
+        self._last_used = time.monotonic()
+
+    async def ask(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+        """Answer one question with the model of `load`; events of loading and answering go to `on_event`.
+
+        Waits for its turn: `BusyError` when too many wait already. `UnavailableError` when the child dies.
+        When this coroutine is cancelled, so is the child's work.
+        """
+        if self._waiting >= self._max_waiting:
+            raise BusyError(f"{self._waiting} questions are waiting", hint="try again when some are answered")
+        self._waiting += 1
+        try:
+            if self._turn.locked():
+                on_event("stage", {"stage": "wait", "done": 0, "total": 0, "message": "for other questions"})
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._ask_now(load, params, on_event)
+        finally:
+            self._last_used = time.monotonic()
+            self._turn.release()
+
+    async def _ask_now(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+        started = time.monotonic()
+        ready = self._ready(load)
+        child = await self._ensure_loaded(load, on_event)
+        load_ms = 0.0 if ready else (time.monotonic() - started) * 1000
+        model = str(self._loaded.get("model") or load.model_name)
+        asking = child.send("ask", params, on_event)
+        try:
+            result = await asyncio.shield(asking.answer)
+        except asyncio.CancelledError:
+            await self._give_up(child, asking.id, asking.answer)
+            raise
+        return EngineAnswer(result, model, load_ms)
+
+    async def _give_up(self, child: EngineChild, number: int, answer: asyncio.Future[Any]) -> None:
+        """Tell the child to stop; one that does not listen is stopped itself."""
+        child.notify("cancel", {"id": number})
+        done, _ = await asyncio.wait({answer}, timeout=_CANCEL_SECONDS)
+        if not done:
+            child.kill()
+            await asyncio.wait({answer})
+
+    def _ready(self, load: LoadParams) -> bool:
+        task = self._loading
+        usable = self._child is not None and self._child.alive and self._params == load
+        return usable and task is not None and task.done() and not task.cancelled() and not task.exception()
+
+    async def _ensure_loaded(self, load: LoadParams, on_event: Event) -> EngineChild:
+        child, loading = self._child, self._loading
+        same = child is not None and child.alive and self._params == load
+        if child is None or loading is None or not same or _has_failed(loading):
+            await self.stop()
+            child = EngineChild(self._command, self._writer)
+            self._child, self._params, self._loaded = child, load, {}
+            # A task of its own: a questioner who leaves while the model loads does not start it all over.
+            loading = asyncio.create_task(self._load(child, load))
+            loading.add_done_callback(_has_failed)
+            self._loading = loading
+        child.listen_to_loading(on_event)
+        try:
+            self._loaded = await asyncio.shield(loading)
+        finally:
+            child.listen_to_loading(None)
+        return child
+
+    async def _load(self, child: EngineChild, load: LoadParams) -> dict[str, Any]:
+        await child.start()
+        child.loading_event("stage", {"stage": "load", "done": 0, "total": 0, "message": load.model_name})
+        asking = child.send("load", load.to_json(), child.loading_event)
+        try:
+            return await asyncio.wait_for(asking.answer, LOAD_SECONDS)
+        except TimeoutError:
+            child.kill()
+            raise UnavailableError("the model did not load in time", hint="kvd logs") from None
+        except KvdError:
+            child.kill()
+            raise
+
+    async def stop(self) -> None:
+        """Unload the model: end the child, at once if it does not end by itself in a few seconds."""
+        child, loading = self._child, self._loading
+        self._child, self._loading, self._params = None, None, None
+        self._loaded, self._stats = {}, {}
+        if child is not None:
+            await child.stop()
+        if loading is not None:
+            await asyncio.wait({loading})
+
+    async def stop_if_idle(self, seconds: float) -> bool:
+        """Unload the model if no question came for `seconds`; true if it did."""
+        idle = time.monotonic() - self._last_used
+        if self._child is None or self._turn.locked() or idle < seconds:
+            return False
+        async with self._turn:
+            await self.stop()
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait for their turn."""
+        return self._waiting
+
+    async def state(self) -> dict[str, Any]:
+        """`{"state": "stopped"|"loading"|"ready"|"busy", "waiting", "pid", ...}` and the child's own words.
+
+        Never waits long: a busy child is described by what it said last.
+        """
+        child, loading = self._child, self._loading
+        base = {"waiting": self._waiting, "pid": child.pid if child else None}
+        if child is None or not child.alive or loading is None:
+            return {"state": "stopped", **base, "pid": None}
+        if not loading.done():
+            return {"state": "loading", **base}
+        if not self._turn.locked():
+            await self._refresh_stats(child)
+        state = "busy" if self._turn.locked() else "ready"
+        return {"state": state, **base, **self._loaded, **self._stats}
+
+    async def _refresh_stats(self, child: EngineChild) -> None:
+        answer = child.send("stats", {}, _ignore).answer
+        with suppress(TimeoutError, UnavailableError):
+            self._stats = await asyncio.wait_for(answer, _STATS_SECONDS)
+
+
+def _ignore(event: str, data: dict[str, Any]) -> None:
+    """For requests whose events nobody wants."""
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    """Also takes note of the exception, which asyncio would otherwise report as forgotten."""
+    return task.done() and (task.cancelled() or task.exception() is not None)

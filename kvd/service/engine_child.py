@@ -1,0 +1,248 @@
+"""One process of the engine: frames in and out, its blocks to the store, its death told to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kvd.errors import KvdError, UnavailableError, error_from_json
+from kvd.kv.store import StoredBlock
+from kvd.service.store_writer import StoreWriter
+from kvd.worker.protocol import ProtocolError, async_read_frame, encode_frame
+
+_log = logging.getLogger(__name__)
+
+Event = Callable[[str, dict[str, Any]], None]
+"""Gets the name and the data of an event."""
+
+_STOP_SECONDS = 10.0
+_READ_AHEAD = 1 << 20
+_MAX_LOG_LINE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request on its way: cancel it by its id."""
+
+    id: int
+    answer: asyncio.Future[dict[str, Any]]
+    on_event: Event
+
+
+class EngineChild:
+    """Started once, never restarted: a dead child is replaced by a new object."""
+
+    def __init__(self, command: Sequence[str], writer: StoreWriter) -> None:
+        self._command = tuple(command)
+        self._writer = writer
+        self._process: asyncio.subprocess.Process | None = None
+        self._ids = itertools.count(1)
+        self._askings: dict[int, Asking] = {}
+        self._loading_listener: Event | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fault = ""
+        self._dead = False
+
+    @property
+    def alive(self) -> bool:
+        """True from the start of the program to its end."""
+        return not self._dead
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def listen_to_loading(self, listener: Event | None) -> None:
+        """Who gets the events of loading from now on."""
+        self._loading_listener = listener
+
+    def loading_event(self, event: str, data: dict[str, Any]) -> None:
+        if self._loading_listener is not None:
+            self._loading_listener(event, data)
+
+    async def start(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", limit=_READ_AHEAD
+            )
+        except OSError as error:
+            self._dead = True
+            raise UnavailableError(f"can't start the engine: {error.strerror}", hint="kvd logs") from error
+        self._process = process
+        _log.info("engine %d started", process.pid)
+        if self._dead:
+            # Stopped while it was being made.
+            self.kill()
+        self._tasks = [asyncio.create_task(self._read(process)), asyncio.create_task(_log_stderr(process))]
+
+    def send(self, method: str, params: dict[str, Any], on_event: Event) -> Asking:
+        """Send a request. Its future raises the child's error, or `UnavailableError` at the child's death."""
+        asking = Asking(next(self._ids), asyncio.get_running_loop().create_future(), on_event)
+        asking.answer.add_done_callback(_take_note)
+        if self._dead:
+            asking.answer.set_exception(self._obituary())
+            return asking
+        self._askings[asking.id] = asking
+        self._write({"id": asking.id, "method": method, "params": params})
+        return asking
+
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        self._write({"method": method, "params": params})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        process = self._process
+        if process is None or process.stdin is None or self._dead:
+            return
+        # Without drain: a request is small against what its answer takes, and comes one at a time.
+        with suppress(OSError, RuntimeError):
+            process.stdin.write(encode_frame(message))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            assert process.stdout is not None
+            while (frame := await async_read_frame(process.stdout)) is not None:
+                self._route(*frame)
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            self._fault = f"it sent something unreadable ({type(error).__name__})"
+            self.kill()
+        await self._buried(process)
+
+    async def _buried(self, process: asyncio.subprocess.Process) -> None:
+        """The child closed its output: make sure that it is gone, and tell everybody who waits."""
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+        self._dead = True
+        _log.log(
+            logging.INFO if process.returncode == 0 else logging.ERROR,
+            "engine %d ended: %s",
+            process.pid,
+            self._fault or describe_end(process.returncode),
+        )
+        for asking in self._askings.values():
+            if not asking.answer.done():
+                asking.answer.set_exception(self._obituary())
+        self._askings.clear()
+
+    def _obituary(self) -> UnavailableError:
+        code = self._process.returncode if self._process else None
+        return UnavailableError(f"the engine stopped ({self._fault or describe_end(code)})", hint=_hint(code))
+
+    def _route(self, message: dict[str, Any], blob: bytes) -> None:
+        number, event = message.get("id"), message.get("event")
+        if number is None:
+            self._store_event(str(event), message["data"], blob)
+            return
+        asking = self._askings.get(number)
+        if asking is None or asking.answer.done():
+            self._askings.pop(number, None)
+        elif event is not None:
+            asking.on_event(str(event), message["data"])
+        else:
+            del self._askings[number]
+            _settle(asking.answer, message)
+
+    def _store_event(self, event: str, data: dict[str, Any], blob: bytes) -> None:
+        if event == "blocks":
+            self._writer.put(_blocks(data["blocks"], blob))
+        elif event == "touch":
+            self._writer.touch([bytes.fromhex(key) for key in data["keys"]])
+        elif event == "drop":
+            _log.warning("engine: %d stored blocks are unusable: %s", len(data["keys"]), data.get("reason"))
+            self._writer.drop([bytes.fromhex(key) for key in data["keys"]])
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def stop(self) -> None:
+        """Ask the child to end, wait a little, then make it; returns when it is gone and all was read."""
+        process = self._process
+        if process is None:
+            self._dead = True
+        if process is None or not self._tasks:
+            return
+        if not self._dead:
+            asking = self.send("shutdown", {}, lambda event, data: None)
+            if process.stdin is not None:
+                process.stdin.close()
+            await asyncio.wait({self._tasks[0]}, timeout=_STOP_SECONDS)
+            self.kill()
+            with suppress(KvdError):
+                await asking.answer
+        await asyncio.wait(self._tasks)
+
+
+def _take_note(answer: asyncio.Future[dict[str, Any]]) -> None:
+    """Look at the exception: asyncio reports those that nobody waits for any more."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _settle(answer: asyncio.Future[dict[str, Any]], message: dict[str, Any]) -> None:
+    if "error" in message:
+        answer.set_exception(error_from_json(message["error"]))
+    else:
+        answer.set_result(message["result"])
+
+
+def _blocks(entries: list[dict[str, Any]], blob: bytes) -> list[StoredBlock]:
+    """Cut the blob of a `blocks` event. Raises `ValueError` when the sizes do not add up."""
+    if sum(entry["size"] for entry in entries) != len(blob):
+        raise ValueError("blocks and blob differ")
+    blocks, start = [], 0
+    for entry in entries:
+        key, parent, fingerprint = (bytes.fromhex(entry[name]) for name in ("key", "parent", "fingerprint"))
+        data = blob[start : start + entry["size"]]
+        blocks.append(StoredBlock(key, parent, fingerprint, entry["tokens"], data))
+        start += entry["size"]
+    return blocks
+
+
+def describe_end(code: int | None) -> str:
+    """How a process ended, for people: `signal SIGILL`, `exit status 1`."""
+    if code is None:
+        return "it is gone"
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _hint(code: int | None) -> str:
+    if code == -signal.SIGILL:
+        return (
+            "this CPU can't run the llama.cpp build; reinstall it: CMAKE_ARGS=-DGGML_NATIVE=OFF "
+            "pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==0.3.36"
+        )
+    if code == -signal.SIGKILL:
+        return "out of memory? choose a smaller model: kvd setup, or look at: kvd logs"
+    return "ask again, or look at: kvd logs"
+
+
+async def _log_stderr(process: asyncio.subprocess.Process) -> None:
+    """The child's stderr goes to the daemon's log line by line, so that rotation covers it."""
+    assert process.stderr is not None
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            # A line longer than the buffer: asyncio has thrown it away.
+            continue
+        if not line:
+            return
+        text = line.decode("utf-8", "replace").rstrip()
+        if text:
+            _log.info("engine %d: %s", process.pid, text[:_MAX_LOG_LINE])

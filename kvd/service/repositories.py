@@ -1,0 +1,85 @@
+"""Indexes of repositories: one update at a time for each, its progress told to everybody who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvd.config import Settings
+from kvd.recall.rank import search
+from kvd.service.indexer import has_index, update_index
+from kvd.service.threads import run_cancellable
+from kvd.source.tree import find_root
+from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
+
+_PROGRESS_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class _Work:
+    """`listeners` are those whose request waits for the update that runs."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    listeners: list[ProgressCallback] = field(default_factory=list)
+
+
+class Repositories:
+    """Belongs to one event loop; callbacks are called in it."""
+
+    def __init__(self) -> None:
+        self._work: dict[Path, _Work] = {}
+
+    async def find_root(self, path: str) -> Path:
+        """The repository that `path` (absolute) is in; `RepositoryError` where there is none to read."""
+        return await asyncio.to_thread(find_root, Path(path))
+
+    async def update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
+        """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done."""
+        work = self._work.setdefault(root, _Work())
+        work.listeners.append(on_progress)
+        try:
+            async with work.turn:
+                report = _throttled(asyncio.get_running_loop(), work.listeners)
+                return await run_cancellable(
+                    lambda cancelled: update_index(root, settings, report, cancelled)
+                )
+        finally:
+            work.listeners.remove(on_progress)
+            if not work.listeners:
+                self._work.pop(root, None)
+
+    async def has_index(self, root: Path) -> bool:
+        return await asyncio.to_thread(has_index, root)
+
+    async def search(self, root: Path, query: str, top_k: int) -> list[Hit]:
+        """The best chunks, best first; empty when nothing is relevant."""
+        return await asyncio.to_thread(search, root, query, top_k)
+
+    @property
+    def busy(self) -> list[str]:
+        """The roots that are being indexed now."""
+        return sorted(str(root) for root, work in self._work.items() if work.turn.locked())
+
+
+def _throttled(
+    loop: asyncio.AbstractEventLoop, listeners: list[ProgressCallback]
+) -> Callable[[Progress], None]:
+    """A callback for the working thread that passes on what people can still read."""
+    last = ("", 0.0)
+
+    def tell(progress: Progress) -> None:
+        for listener in list(listeners):
+            listener(progress)
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        over = progress.total > 0 and progress.done >= progress.total
+        if progress.stage == last[0] and not over and now - last[1] < _PROGRESS_SECONDS:
+            return
+        last = (progress.stage, now)
+        loop.call_soon_threadsafe(tell, progress)
+
+    return report

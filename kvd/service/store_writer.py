@@ -1,0 +1,178 @@
+"""The only writer of the cold KV store: a thread with a queue, so that nobody waits for the disk.
+
+Blocks are a cache. Whatever keeps them from the disk (no space, a locked or damaged file, a full queue) is
+logged and counted, and costs a later question some prefill; it is never an error of the request at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from kvd.errors import KvdError, StoreError
+from kvd.kv.store import BlockStore, StoredBlock
+
+_log = logging.getLogger(__name__)
+
+MAX_PENDING = 256 << 20
+
+_Job = Callable[[BlockStore], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    job: _Job
+    blocks: int
+    size: int
+    future: Future[Any]
+
+
+class StoreWriter:
+    """All methods may be called from any thread; `put`, `touch` and `drop` return at once."""
+
+    def __init__(self, path: Path, cap: Callable[[], int], max_pending: int = MAX_PENDING) -> None:
+        """`cap` gives the file's limit in bytes; it is asked again after every write."""
+        self._path = path
+        self._cap = cap
+        self._last_cap: int | None = None
+        self._max_pending = max_pending
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending_bytes = 0
+        self._counts = {"written_blocks": 0, "lost_blocks": 0, "corrupt_blocks": 0}
+        self._store: BlockStore | None = None
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, blocks: list[StoredBlock]) -> None:
+        """Store `blocks`, then bring the file under its cap."""
+        size = sum(len(block.data) for block in blocks)
+        with self._lock:
+            full = self._pending_bytes + size > self._max_pending
+        if full:
+            self._lose(len(blocks), "the disk is too slow")
+            return
+
+        def job(store: BlockStore) -> None:
+            store.put(blocks)
+            self._count("written_blocks", len(blocks))
+            self._enforce_cap(store)
+
+        self._submit(job, len(blocks), size)
+
+    def touch(self, keys: list[bytes]) -> None:
+        """Mark blocks as used now."""
+        self._submit(lambda store: store.touch(keys))
+
+    def drop(self, keys: list[bytes]) -> None:
+        """Delete blocks that a reader found to be corrupt."""
+        self._count("corrupt_blocks", len(keys))
+        self._submit(lambda store: store.drop(keys))
+
+    def gc(self, timeout: float | None = None) -> int:
+        """Bring the file under its cap; the bytes given back. Raises `StoreError` when that is impossible."""
+
+        def job(store: BlockStore) -> int:
+            return store.gc(self._cap_bytes())
+
+        try:
+            return int(self._submit(job).result(timeout))
+        except FutureTimeoutError:
+            raise StoreError("the KV store is busy", hint="try again later") from None
+        except (apsw.Error, OSError) as error:
+            raise StoreError(f"can't clean up {self._path}: {error}", hint="check the disk") from error
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything handed over so far is on disk or lost; false when that takes too long."""
+        done: Future[Any] = Future()
+        self._queue.put(_Task(lambda store: None, 0, 0, done))
+        try:
+            done.result(timeout)
+        except FutureTimeoutError:
+            return False
+        except Exception:
+            # The store can't be opened: then nothing is left to wait for.
+            return True
+        return True
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is pending, then close the file. What comes later is ignored."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    def counts(self) -> dict[str, int]:
+        """`{"pending_bytes", "written_blocks", "lost_blocks", "corrupt_blocks"}` since the start."""
+        with self._lock:
+            return {"pending_bytes": self._pending_bytes, **self._counts}
+
+    def _submit(self, job: _Job, blocks: int = 0, size: int = 0) -> Future[Any]:
+        task = _Task(job, blocks, size, Future())
+        with self._lock:
+            self._pending_bytes += size
+        self._queue.put(task)
+        return task.future
+
+    def _count(self, name: str, by: int) -> None:
+        with self._lock:
+            self._counts[name] += by
+
+    def _lose(self, blocks: int, why: object) -> None:
+        self._count("lost_blocks", blocks)
+        _log.warning("KV store: %d blocks not written: %s", blocks, why)
+
+    def _cap_bytes(self) -> int:
+        try:
+            self._last_cap = self._cap()
+        except KvdError:
+            # A broken settings file: the last limit that could be read goes on.
+            if self._last_cap is None:
+                raise
+        return self._last_cap
+
+    def _enforce_cap(self, store: BlockStore) -> None:
+        cap = self._cap_bytes()
+        if store.file_bytes() > cap:
+            freed = store.gc(cap)
+            _log.info("KV store: over its cap of %d bytes, gave back %d", cap, freed)
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            try:
+                task.future.set_result(task.job(self._opened()))
+            except Exception as error:
+                self._failed(task, error)
+            finally:
+                with self._lock:
+                    self._pending_bytes -= task.size
+        self._close_store()
+
+    def _failed(self, task: _Task, error: Exception) -> None:
+        if task.blocks or not isinstance(error, KvdError):
+            self._lose(task.blocks, f"{type(error).__name__}: {error}")
+        task.future.set_exception(error)
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError):
+            # Opening it again sets a damaged file aside.
+            self._close_store()
+
+    def _opened(self) -> BlockStore:
+        if self._store is None:
+            self._store = BlockStore(self._path)
+            if self._store.rebuilt:
+                _log.warning("KV store: %s; started a new one", self._store.rebuilt)
+        return self._store
+
+    def _close_store(self) -> None:
+        with suppress(apsw.Error):
+            if self._store is not None:
+                self._store.close()
+        self._store = None
