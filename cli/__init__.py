@@ -1,0 +1,1 @@
+"""The `kvd` command: arguments in, text or JSON out."""
