@@ -38,7 +38,6 @@ class Question:
     """A question as it was asked; None means the setting. `received` is `time.monotonic()` of its arrival."""
 
     text: str
-    root: Path
     received: float
     top_k: int | None = None
     budget: int | None = None
@@ -72,11 +71,11 @@ class Asker:
         self._repositories = repositories
         self._engine = engine
 
-    async def ask(self, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
+    async def ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
         settings = _applied(question, settings)
-        await self._repositories.update(question.root, settings, lambda p: emit(stage_value(p)))
-        hits = await self._repositories.search(question.root, question.text, settings.top_k)
+        await self._repositories.update(root, settings, lambda p: emit(stage_value(p)))
+        hits = await self._repositories.search(root, question.text, settings.top_k)
         clock = _Clock(question.received)
         if not hits:
             emit({"kind": "token", "text": NOTHING_RELEVANT})
@@ -90,9 +89,7 @@ class Asker:
             elif event == "stage":
                 emit({"kind": "stage", **data})
 
-        answer = await self._engine.ask(
-            _load_params(settings, model), _ask_params(question, settings, hits), on_event
-        )
+        answer = await self._engine.ask(_load_params(settings, model), _ask_params(question, settings, hits), on_event)
         return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
 
 
@@ -128,12 +125,12 @@ class _Clock:
 
 def _applied(question: Question, settings: Settings) -> Settings:
     """The settings with what this question asks for itself."""
-    asked = {
-        "top_k": question.top_k,
-        "budget": question.budget,
-        "max_tokens": question.max_tokens,
-    }
-    return replace(settings, **{name: value for name, value in asked.items() if value is not None})
+    return replace(
+        settings,
+        top_k=question.top_k or settings.top_k,
+        budget=question.budget or settings.budget,
+        max_tokens=question.max_tokens or settings.max_tokens,
+    )
 
 
 def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:

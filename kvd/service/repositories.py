@@ -42,9 +42,7 @@ class Repositories:
         try:
             async with work.turn:
                 report = _throttled(asyncio.get_running_loop(), work.listeners)
-                return await run_cancellable(
-                    lambda cancelled: update_index(root, settings, report, cancelled)
-                )
+                return await run_cancellable(lambda cancelled: update_index(root, settings, report, cancelled))
         finally:
             work.listeners.remove(on_progress)
             if not work.listeners:
@@ -63,9 +61,7 @@ class Repositories:
         return sorted(str(root) for root, work in self._work.items() if work.turn.locked())
 
 
-def _throttled(
-    loop: asyncio.AbstractEventLoop, listeners: list[ProgressCallback]
-) -> Callable[[Progress], None]:
+def _throttled(loop: asyncio.AbstractEventLoop, listeners: list[ProgressCallback]) -> ProgressCallback:
     """A callback for the working thread that passes on what people can still read."""
     last = ("", 0.0)
 

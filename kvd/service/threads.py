@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 async def run_cancellable(work: Callable[[Callable[[], bool]], Result]) -> Result:
     """Run `work(cancelled)` in a thread; `cancelled()` becomes true when this coroutine is cancelled.
 
-    Returns or raises only after the thread is done: locks that the caller holds stay held as long as it works.
+    Returns or raises only after the thread is done: locks that the caller holds stay held while it works.
     """
     stop = threading.Event()
     future = asyncio.ensure_future(asyncio.to_thread(work, stop.is_set))

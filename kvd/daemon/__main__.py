@@ -1,0 +1,5 @@
+import sys
+
+from kvd.daemon.main import run
+
+sys.exit(run())

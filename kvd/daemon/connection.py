@@ -1,0 +1,173 @@
+"""One client: its requests run beside each other, and end when it goes.
+
+Whatever a client does hurts only itself: its unread answers, its unfinished messages and its requests in flight
+are all bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from kvd.daemon.logs import describe_fault
+from kvd.errors import BusyError, CancelledError, KvdError
+from kvd.rpc import framing, messages
+from kvd.rpc.messages import Message, Request, RequestId, RpcError
+from kvd.rpc.streams import read_body
+
+_log = logging.getLogger(__name__)
+
+Emit = Callable[[Message], None]
+Handler = Callable[[Request, Emit], Awaitable[Message]]
+
+MAX_IN_FLIGHT = 32
+_MESSAGE_SECONDS = 30.0
+_UNREAD_SECONDS = 30.0
+_MAX_UNREAD = 32 << 20
+_CROWDED = 256 << 10
+
+
+class Connection:
+    """Serves one client until it leaves or is closed. `quiet` methods do not count as work."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handle: Handler,
+        quiet: frozenset[str] = frozenset(),
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._handle = handle
+        self._quiet = quiet
+        self._tasks: dict[RequestId, asyncio.Task[None]] = {}
+        self._working: set[RequestId] = set()
+        self.used_at = time.monotonic()
+
+    @property
+    def active(self) -> int:
+        """Requests in flight that are work."""
+        return len(self._working)
+
+    @property
+    def idle(self) -> bool:
+        return not self._tasks
+
+    async def run(self) -> None:
+        """Read and serve requests until the client leaves; then cancel those in flight."""
+        try:
+            while (body := await read_body(self._reader, _MESSAGE_SECONDS)) is not None:
+                self.used_at = time.monotonic()
+                self._receive(body)
+                await asyncio.wait_for(self._writer.drain(), _UNREAD_SECONDS)
+        except framing.FramingError as error:
+            self._send(messages.error_answer(None, RpcError(messages.PARSE_ERROR, str(error))))
+        except (OSError, TimeoutError):
+            self._writer.transport.abort()
+        finally:
+            await self.cancel_all()
+            self.close()
+
+    def _receive(self, body: bytes) -> None:
+        try:
+            request = messages.parse_request(framing.decode(body))
+        except framing.MalformedError as error:
+            self._send(messages.error_answer(None, RpcError(messages.PARSE_ERROR, str(error))))
+        except RpcError as error:
+            self._send(messages.error_answer(None, error))
+        else:
+            self._accept(request)
+
+    def _accept(self, request: Request) -> None:
+        if request.id is None:
+            # Of notifications only this one means something; a request nobody wants answered is no request.
+            if request.method == messages.CANCEL and isinstance(request.params, dict):
+                self._cancel(request.params.get("id"))
+            return
+        if request.id in self._tasks:
+            fault: KvdError = RpcError(messages.INVALID_REQUEST, "this id is in use")
+            self._send(messages.error_answer(request.id, fault))
+        elif len(self._tasks) >= MAX_IN_FLIGHT:
+            fault = BusyError(f"{MAX_IN_FLIGHT} requests of this client are in flight")
+            self._send(messages.error_answer(request.id, fault))
+        else:
+            self._start(request, request.id)
+
+    def _start(self, request: Request, number: RequestId) -> None:
+        if request.method not in self._quiet:
+            self._working.add(number)
+        task = asyncio.create_task(self._serve(request, number))
+        self._tasks[number] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[number]
+            self._working.discard(number)
+
+        task.add_done_callback(ended)
+
+    async def _serve(self, request: Request, number: RequestId) -> None:
+        try:
+            message = messages.answer(number, await self._handle(request, self._emitter(request.params)))
+        except KvdError as error:
+            message = messages.error_answer(number, error)
+        except asyncio.CancelledError:
+            message = messages.error_answer(number, CancelledError("the request was cancelled"))
+        except Exception as error:
+            _log.error("internal error: %s", describe_fault(error))
+            fault = RpcError(messages.INTERNAL_ERROR, f"internal error ({type(error).__name__})", "kvd logs")
+            message = messages.error_answer(number, fault)
+        self.used_at = time.monotonic()
+        self._send(message)
+
+    def _cancel(self, number: Any) -> None:
+        task = self._tasks.get(number) if type(number) in (int, str) else None
+        if task is not None:
+            task.cancel()
+
+    def _emitter(self, params: Any) -> Emit:
+        """A function that sends `$/progress` with the token of `params`, or does nothing where there is none."""
+        token = params.get("progressToken") if isinstance(params, dict) else None
+        if token is None:
+            return lambda value: None
+
+        def emit(value: Message) -> None:
+            # Whoever reads slowly gets fewer reports of stages, but every token.
+            if value.get("kind") == "stage" and self._unread() > _CROWDED:
+                return
+            self._send(messages.request(None, messages.PROGRESS, {"token": token, "value": value}))
+
+        return emit
+
+    def _unread(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
+
+    def _send(self, message: Message) -> None:
+        if self._writer.is_closing():
+            return
+        if self._unread() > _MAX_UNREAD:
+            _log.warning("closed a client that does not read")
+            self._writer.transport.abort()
+            return
+        with suppress(OSError, RuntimeError):
+            self._writer.write(framing.encode(message))
+
+    async def cancel_all(self) -> None:
+        """Cancel the requests in flight and wait until they have let go."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def close(self) -> None:
+        """Close after what was sent is read; at once if the client does not read."""
+        with suppress(OSError, RuntimeError):
+            if self._unread() > _CROWDED:
+                self._writer.transport.abort()
+            else:
+                self._writer.close()

@@ -1,0 +1,203 @@
+"""Life of the daemon: accept, dispatch, look after itself, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import kvd
+from kvd.daemon.connection import Connection, Emit
+from kvd.daemon.exclusive import Place
+from kvd.daemon.logs import describe_fault
+from kvd.errors import BusyError, KvdError, UnavailableError, UsageError
+from kvd.rpc import framing, messages
+from kvd.rpc.messages import Message, Request, RpcError
+from kvd.rpc.peer import peer_uid
+from kvd.service.asker import Question
+from kvd.service.service import Service
+
+_log = logging.getLogger(__name__)
+
+MAX_CLIENTS = 128
+_THREADS = 32
+_CHORES_SECONDS = 15.0
+_QUIET = frozenset({"initialize", "status", "shutdown"})
+
+
+class Daemon:
+    """Serves clients of `place` until told to stop."""
+
+    def __init__(self, place: Place, service: Service) -> None:
+        self._place = place
+        self._service = service
+        self._clients: set[Connection] = set()
+        self._started = time.time()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._methods: dict[str, tuple[type[Any], Callable[[Any, Emit], Awaitable[Message]]]] = {
+            "initialize": (messages.InitializeParams, self._initialize),
+            "status": (messages.StatusParams, self._status),
+            "index": (messages.IndexParams, self._index),
+            "search": (messages.SearchParams, self._search),
+            "ask": (messages.AskParams, self._ask),
+            "gc": (messages.GcParams, self._gc),
+            "shutdown": (messages.ShutdownParams, self._shutdown),
+        }
+
+    async def run(self) -> None:
+        """Returns when everything is finished and written."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        server = await asyncio.start_unix_server(self._welcome, sock=self._place.socket, limit=framing.MAX_HEADER)
+        _log.info("kvd %s listens, pid %d", kvd.__version__, os.getpid())
+        chores = asyncio.create_task(self._chores())
+        await self._stop.wait()
+        await self._drain()
+        chores.cancel()
+        await self._service.close()
+        server.close()
+        self._place.leave()
+        for client in list(self._clients):
+            client.close()
+        _log.info("kvd ends, pid %d", os.getpid())
+
+    def stop(self) -> None:
+        """Finish what is asked already, then end; told twice: cancel it."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        while self._active() and not self._hurry.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), 0.05)
+        for client in list(self._clients):
+            await client.cancel_all()
+
+    def _active(self) -> int:
+        return sum(client.active for client in self._clients)
+
+    async def _chores(self) -> None:
+        while True:
+            await asyncio.sleep(_CHORES_SECONDS)
+            try:
+                await self._service.unload_if_idle()
+            except Exception as error:
+                _log.error("can't unload the model: %s", describe_fault(error))
+            if not self._place.is_ours():
+                _log.warning("the socket is gone, so nobody can reach this daemon: it ends")
+                self.stop()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        if not _is_own(sock):
+            _log.warning("refused a client of another user")
+            writer.close()
+            return
+        if len(self._clients) >= MAX_CLIENTS and not self._make_room():
+            fault = messages.error_answer(None, BusyError(f"{MAX_CLIENTS} clients are being served"))
+            writer.write(framing.encode(fault))
+            writer.close()
+            return
+        client = Connection(reader, writer, self._dispatch, _QUIET)
+        self._clients.add(client)
+        try:
+            await client.run()
+        finally:
+            self._clients.discard(client)
+
+    def _make_room(self) -> bool:
+        """Close the client that has been silent for longest, if one has nothing in flight."""
+        idle = [client for client in self._clients if client.idle]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda client: client.used_at)
+        self._clients.discard(oldest)
+        oldest.close()
+        return True
+
+    async def _dispatch(self, request: Request, emit: Emit) -> Message:
+        if request.method not in self._methods:
+            raise RpcError(messages.METHOD_NOT_FOUND, f"no such method: {request.method[:50]!r}")
+        if self._stop.is_set() and request.method not in _QUIET:
+            raise UnavailableError("the daemon is stopping", hint="try again in a moment")
+        kind, method = self._methods[request.method]
+        started, outcome = time.monotonic(), "failed"
+        try:
+            result = await method(messages.parse_params(kind, request.params), emit)
+            outcome = "ok"
+            return result
+        except KvdError as error:
+            outcome = error.code
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            _log.info("%s %s in %.0f ms", request.method, outcome, (time.monotonic() - started) * 1000)
+
+    async def _initialize(self, params: messages.InitializeParams, emit: Emit) -> Message:
+        return {
+            "version": kvd.__version__,
+            "protocol": messages.PROTOCOL,
+            "pid": os.getpid(),
+            "active": self._active(),
+            "stopping": self._stop.is_set(),
+        }
+
+    async def _status(self, params: messages.StatusParams, emit: Emit) -> Message:
+        daemon = {
+            "version": kvd.__version__,
+            "pid": os.getpid(),
+            "uptime_seconds": round(time.time() - self._started, 1),
+            "clients": len(self._clients),
+            "active": self._active(),
+            "stopping": self._stop.is_set(),
+        }
+        return {"running": True, "daemon": daemon, **await self._service.status()}
+
+    async def _index(self, params: messages.IndexParams, emit: Emit) -> Message:
+        return await self._service.index(messages.check_folder(params.path), params.background, emit)
+
+    async def _search(self, params: messages.SearchParams, emit: Emit) -> Message:
+        query = messages.check_text("query", params.query)
+        return await self._service.search(query, messages.check_folder(params.repo), params.top_k, emit)
+
+    async def _ask(self, params: messages.AskParams, emit: Emit) -> Message:
+        question = Question(
+            text=messages.check_text("question", params.question),
+            received=time.monotonic(),
+            top_k=params.top_k,
+            budget=params.budget,
+            max_tokens=params.max_tokens,
+            reuse=params.reuse,
+        )
+        return await self._service.ask(messages.check_folder(params.repo), question, emit)
+
+    async def _gc(self, params: messages.GcParams, emit: Emit) -> Message:
+        return await self._service.gc()
+
+    async def _shutdown(self, params: messages.ShutdownParams, emit: Emit) -> Message:
+        if params.mode not in ("drain", "cancel"):
+            raise UsageError("mode must be drain or cancel")
+        if params.mode == "cancel":
+            self._hurry.set()
+        self._stop.set()
+        return {"active": self._active(), "pid": os.getpid()}
+
+
+def _is_own(sock: socket.socket) -> bool:
+    try:
+        return peer_uid(sock) == os.getuid()
+    except OSError:
+        return False

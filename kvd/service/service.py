@@ -1,0 +1,156 @@
+"""Everything that the daemon can be asked to do: the composition of indexes, engine and store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvd import paths
+from kvd.config import Settings, load_settings
+from kvd.errors import KvdError, NoModelError
+from kvd.kv.store import BlockStore
+from kvd.models.active import active_model
+from kvd.service.asker import Asker, Emit, Question, source_json, stage_value
+from kvd.service.engine import COMMAND, EngineClient
+from kvd.service.indexer import known_indexes
+from kvd.service.repositories import Repositories
+from kvd.service.store_writer import StoreWriter
+from kvd.types import IndexSummary, ProgressCallback
+
+_log = logging.getLogger(__name__)
+
+_STATUS_SECONDS = 1.0
+_FLUSH_SECONDS = 60.0
+
+
+class Service:
+    """Belongs to one event loop. Everything blocking runs in threads; every method may be cancelled."""
+
+    def __init__(self, engine_command: Sequence[str] = COMMAND) -> None:
+        self._repositories = Repositories()
+        self._writer = StoreWriter(paths.store_file(), lambda: load_settings().store_bytes)
+        self._engine = EngineClient(self._writer, engine_command)
+        self._asker = Asker(self._repositories, self._engine)
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def index(self, path: str, background: bool, emit: Emit) -> dict[str, Any]:
+        """Index the repository that `path` is in; in the background: only start with it."""
+        settings = load_settings()
+        root = await self._repositories.find_root(path)
+        if not background:
+            return (await self._update(root, settings, lambda p: emit(stage_value(p)))).to_json()
+        task = asyncio.create_task(self._index_unattended(root, settings))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return {"repo": str(root), "background": True}
+
+    async def _update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
+        return await self._repositories.update(root, settings, on_progress)
+
+    async def _index_unattended(self, root: Path, settings: Settings) -> None:
+        try:
+            summary = await self._update(root, settings, lambda progress: None)
+            _log.info("background index: %d files, %d chunks", summary.files, summary.chunks)
+        except KvdError as error:
+            _log.warning("background index failed: %s", error.code)
+        except Exception as error:
+            _log.error("background index failed: %s", type(error).__name__)
+
+    async def search(self, query: str, repo: str, top_k: int | None, emit: Emit) -> dict[str, Any]:
+        """Ranked chunks. Updates the index first; needs no model."""
+        received = time.monotonic()
+        settings = load_settings()
+        root = await self._repositories.find_root(repo)
+        await self._update(root, settings, lambda p: emit(stage_value(p)))
+        started = time.monotonic()
+        hits = await self._repositories.search(root, query, top_k or settings.top_k)
+        ended = time.monotonic()
+        return {
+            "query": query,
+            "repo": str(root),
+            "sources": [source_json(hit) for hit in hits],
+            "timings_ms": {
+                "recall": round((ended - started) * 1000, 1),
+                "total": round((ended - received) * 1000, 1),
+            },
+        }
+
+    async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:
+        """Answer `question` from the repository that `repo` is in."""
+        root = await self._repositories.find_root(repo)
+        return await self._asker.ask(root, question, load_settings(), emit)
+
+    async def gc(self) -> dict[str, Any]:
+        """Bring the KV store under its cap."""
+        freed = await asyncio.to_thread(self._writer.gc)
+        return {"freed_bytes": freed, "store": await self._store_state()}
+
+    async def status(self) -> dict[str, Any]:
+        """What is there and what goes on; answers within about a second whatever goes on."""
+        settings, fault = _settings_or_fault()
+        return {
+            "model": await _within(asyncio.to_thread(_model_state)),
+            "engine": await self._engine.state(),
+            "reuse_setting": settings.reuse,
+            "indexing": self._repositories.busy,
+            "indexes": await _within(asyncio.to_thread(known_indexes)) or [],
+            "store": await self._store_state(settings),
+            "settings_error": fault,
+        }
+
+    async def _store_state(self, settings: Settings | None = None) -> dict[str, Any]:
+        settings = settings or _settings_or_fault()[0]
+        stored = await _within(asyncio.to_thread(_read_store)) or {}
+        return {**stored, **self._writer.counts(), "cap_bytes": settings.store_bytes}
+
+    async def unload_if_idle(self) -> None:
+        """Unload a model that nobody asked anything for as long as the settings say."""
+        minutes = _settings_or_fault()[0].idle_minutes
+        if minutes and await self._engine.stop_if_idle(minutes * 60):
+            _log.info("unloaded the model after %d idle minutes", minutes)
+
+    async def close(self) -> None:
+        """Stop what runs in the background, unload the model, write what is worth keeping."""
+        for task in list(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(list(self._background))
+        await self._engine.stop()
+        await asyncio.to_thread(self._writer.close, _FLUSH_SECONDS)
+
+
+def _settings_or_fault() -> tuple[Settings, str]:
+    try:
+        return load_settings(), ""
+    except KvdError as error:
+        return Settings(), error.message
+
+
+def _model_state() -> dict[str, Any] | None:
+    try:
+        model = active_model()
+    except NoModelError:
+        return None
+    except KvdError as error:
+        return {"name": None, "path": None, "error": error.message}
+    return {"name": model.name, "path": str(model.path), "error": ""}
+
+
+def _read_store() -> dict[str, Any]:
+    store = BlockStore(paths.store_file(), readonly=True)
+    try:
+        return store.stats()
+    finally:
+        store.close()
+
+
+async def _within(work: Any) -> Any:
+    """The result of `work`, or None when it takes too long or fails: a status is never an error."""
+    with suppress(Exception):
+        return await asyncio.wait_for(work, _STATUS_SECONDS)
+    return None
