@@ -68,3 +68,29 @@ class IndexSummary:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How a model rotates its keys: pairs of channels of each head by position x frequency.
+
+    `pairing` is "neox" (channel j with j + n_rot/2) or "norm" (channel 2j with 2j + 1). `frequencies` has one
+    entry a pair, in radians a position; channels from `n_rot` on are not rotated.
+    """
+
+    pairing: str
+    head_dim: int
+    n_rot: int
+    frequencies: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shape of a model's KV cells: keys and values are `[n_layer, tokens, width]` float16 each."""
+
+    n_layer: int
+    width: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.n_layer * self.width * 2

@@ -78,9 +78,7 @@ class BlockStore:
             self._set_aside()
             self._db = self._connect()
         except apsw.Error as error:
-            raise StoreError(
-                f"can't open {self._path}: {error}", hint="check the disk, or remove the file"
-            ) from error
+            raise StoreError(f"can't open {self._path}: {error}", hint="check the disk, or remove the file") from error
 
     def _set_aside(self) -> None:
         for suffix in ("-wal", "-shm"):
@@ -187,11 +185,7 @@ class BlockStore:
 
     def file_bytes(self) -> int:
         """Bytes of the file and its write-ahead log on disk."""
-        return sum(
-            file.stat().st_size
-            for file in (self._path, Path(f"{self._path}-wal"))
-            if file.exists()
-        )
+        return sum(file.stat().st_size for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def stats(self) -> dict[str, Any]:
         """`{"blocks", "tokens", "payload_bytes", "file_bytes"}`."""
@@ -219,7 +213,8 @@ def _batches(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
 def _oldest(db: apsw.Connection, excess: int) -> Iterator[bytes]:
     """Keys of the least recently used blocks whose frames hold at least `excess` bytes together."""
     taken = 0
-    for key, size in db.execute("SELECT key, size FROM blocks ORDER BY used_at LIMIT 1000").fetchall():
+    rows: list[tuple[bytes, int]] = db.execute("SELECT key, size FROM blocks ORDER BY used_at LIMIT 1000").fetchall()  # type: ignore[assignment]  # STRICT columns have these types
+    for key, size in rows:
         if taken >= excess:
             return
         taken += size

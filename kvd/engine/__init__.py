@@ -1,0 +1,1 @@
+"""llama.cpp through its low-level API: cells, sequences, state, tokens, templates."""

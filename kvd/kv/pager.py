@@ -1,0 +1,157 @@
+"""Paging between the hot pool and the cold store: the only one that knows both tiers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvd.kv import codec
+from kvd.kv.pool import HotPool, Resident, Rows
+from kvd.kv.store import BlockStore, StoredBlock
+from kvd.types import KVShape
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAddress:
+    """Where a block is found: its content address, that of the block before it, and the tokens it covers."""
+
+    key: bytes
+    parent: bytes
+    tokens: Tokens
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The blocks of one body in the pool, pinned, and where each was: "hot", "cold" or "new"."""
+
+    blocks: list[Resident] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
+
+    def append(self, block: Resident, tier: str) -> None:
+        self.blocks.append(block)
+        self.tiers.append(tier)
+
+    def count(self, tier: str, skip: int) -> int:
+        """Tokens that came from `tier`, the first `skip` tokens of the body left out."""
+        total, start = 0, 0
+        for block, found in zip(self.blocks, self.tiers, strict=True):
+            end = start + len(block.tokens)
+            total += max(0, end - max(start, skip)) if found == tier else 0
+            start = end
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A stored block that failed its check."""
+
+    key: bytes
+    reason: str
+
+
+def split_body(body: Tokens) -> list[Tokens]:
+    """Cut a body into blocks of nearly equal length, each at most `codec.BLOCK_TOKENS`.
+
+    Equal parts rather than full ones and a rest: keys' scales cost the same for a short block as for a long one.
+    """
+    count = -(-len(body) // codec.BLOCK_TOKENS)
+    bounds = [index * len(body) // count for index in range(count + 1)]
+    return [body[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+class Pager:
+    """Finds, loads and makes the blocks of one model. `fingerprint` says whose KV they are."""
+
+    def __init__(self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes) -> None:
+        self._pool, self._store, self._shape = pool, store, shape
+        self._fingerprint = fingerprint
+        self.damaged: list[Damaged] = []
+        """Blocks to be dropped from the store; the caller takes them."""
+        self.used: set[bytes] = set()
+        """Blocks that were asked for and found, to be marked as used in the store; the caller takes them."""
+
+    def addresses(self, body: Tokens) -> list[BlockAddress]:
+        """The chain of blocks that cover `body`: each key hashes model, parent and token ids."""
+        parent = bytes(32)
+        chain = []
+        for tokens in split_body(body):
+            digest = hashlib.blake2b(self._fingerprint + parent, digest_size=32)
+            digest.update(array("i", tokens).tobytes())
+            chain.append(BlockAddress(digest.digest(), parent, tokens))
+            parent = digest.digest()
+        return chain
+
+    def fetch(self, bodies: Sequence[Tokens]) -> list[Fetched | None]:
+        """Bring bodies into the pool from wherever they are; None for one that must be computed.
+
+        What is returned is pinned until `release`.
+        """
+        chains = [self.addresses(body) for body in bodies]
+        frames = self._read([link.key for chain in chains for link in chain])
+        return [self._fetch_one(chain, frames) for chain in chains]
+
+    def _read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        missing = list(dict.fromkeys(key for key in keys if key not in self._pool))
+        return self._store.get(missing, self._fingerprint) if missing else {}
+
+    def _fetch_one(self, chain: Sequence[BlockAddress], frames: dict[bytes, bytes]) -> Fetched | None:
+        found = Fetched()
+        for link in chain:
+            tier, block = "hot", self._pool.get(link.key, link.tokens)
+            if block is None:
+                tier, block = "cold", self._load(link, frames.get(link.key))
+            if block is None:
+                self.release([found])
+                return None
+            self._pool.pin([block])
+            found.append(block, tier)
+        self.used.update(link.key for link in chain)
+        return found
+
+    def _load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
+        if frame is None:
+            return None
+        try:
+            block = codec.decode(frame, self._shape)
+            if block.tokens != link.tokens:
+                raise codec.BlockError("token ids differ")
+        except codec.BlockError as error:
+            self.damaged.append(Damaged(link.key, str(error)))
+            return None
+        return self._pool.put(link.key, link.tokens, block.kv)
+
+    def add(self, body: Tokens, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
+        """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.
+
+        The pool gets the decoded form, so that an answer does not depend on which tier its blocks came from.
+        Returns the pinned blocks and their frames for the cold store.
+        """
+        fetched, frames, start = Fetched(), [], 0
+        for link in self.addresses(body):
+            end = start + len(link.tokens)
+            frame = codec.encode(link.tokens, kv[:, :, start:end])
+            block = self._pool.get(link.key, link.tokens)
+            if block is None:
+                block = self._pool.put(link.key, link.tokens, codec.decode(frame, self._shape).kv)
+            self._pool.pin([block])
+            fetched.append(block, "new")
+            frames.append(StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame))
+            start = end
+        return fetched, frames
+
+    def rows(self, runs: Sequence[tuple[Fetched, int]]) -> Rows:
+        """The tokens of several bodies one after the other; the first `skip` of each (body, skip) left out."""
+        return self._pool.rows((fetched.blocks, skip) for fetched, skip in runs)
+
+    def release(self, fetched: Sequence[Fetched | None]) -> None:
+        """Unpin what `fetch` or `add` gave."""
+        for item in fetched:
+            if item is not None:
+                self._pool.unpin(item.blocks)

@@ -1,0 +1,187 @@
+"""The hot tier: decoded blocks in one preallocated tensor, carved into pages.
+
+Invariants (`check_integrity` proves them): every page is either free or in exactly one block's table; a block's
+table has just enough pages for its tokens; allocation never moves data; a pinned block is never evicted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvd.errors import UsageError
+from kvd.types import KVShape
+
+PAGE_TOKENS = 16
+
+
+_AUTOMATIC_CAP = 2_000_000_000
+
+
+def pool_bytes_for(shape: KVShape, n_ctx: int, wanted: int) -> int:
+    """The pool's capacity: `wanted`, or for 0 an eighth of the free memory, at most 2 GB.
+
+    A pool must hold what one full context can recall, or a prompt could not be put together. Raises `UsageError`
+    when `wanted` is less than that.
+    """
+    # Blocks are at least half full of their 128 tokens but for the last of each body: a page in 64 tokens more.
+    least = (n_ctx // PAGE_TOKENS + n_ctx // 64 + 64) * PAGE_TOKENS * shape.bytes_per_token
+    if wanted and wanted < least:
+        raise UsageError(
+            f"pool_bytes = {wanted} is too small for this model and n_ctx = {n_ctx}",
+            hint=f"set pool_bytes to at least {least} in config.toml, or a smaller n_ctx",
+        )
+    return wanted or max(least, min(free_memory() // 8, _AUTOMATIC_CAP))
+
+
+def free_memory() -> int:
+    """Bytes that can be taken without swapping, as far as the system tells; else half of what there is."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+class PoolFullError(Exception):
+    """Everything in the pool is pinned, or the block is larger than the pool."""
+
+
+@dataclass(slots=True)
+class Resident:
+    """A block in the pool: its token ids, its block table (page numbers), and how many users pin it."""
+
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    pins: int = 0
+
+
+class HotPool:
+    """Blocks by content address, least recently used out first.
+
+    `capacity_bytes` is a hard cap; memory is taken once, at construction (untouched pages of host memory cost
+    nothing until they are used).
+    """
+
+    def __init__(self, shape: KVShape, capacity_bytes: int, device: torch.device | None = None) -> None:
+        page_bytes = PAGE_TOKENS * shape.bytes_per_token
+        self._shape = shape
+        self._pages = torch.empty(
+            (max(1, capacity_bytes // page_bytes), shape.n_layer, 2, PAGE_TOKENS, shape.width),
+            dtype=torch.float16,
+            device=device,
+        )
+        self._free = list(range(len(self._pages)))
+        self._blocks: OrderedDict[bytes, Resident] = OrderedDict()
+        self.evictions = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def get(self, key: bytes, tokens: Sequence[int]) -> Resident | None:
+        """The block at `key` if it covers exactly `tokens`; it becomes the most recently used."""
+        block = self._blocks.get(key)
+        if block is None or block.tokens != tuple(tokens):
+            return None
+        self._blocks.move_to_end(key)
+        return block
+
+    def put(self, key: bytes, tokens: Sequence[int], kv: torch.Tensor) -> Resident:
+        """Copy a decoded block in, making room if need be; `kv` is `[n_layer, 2, tokens, width]`.
+
+        Raises `PoolFullError`; then nothing has changed but that unpinned blocks may have been evicted.
+        """
+        if key in self._blocks:
+            self.discard(key)
+        needed = -(-len(tokens) // PAGE_TOKENS)
+        self._make_room(needed)
+        pages = tuple(self._free.pop() for _ in range(needed))
+        for index, page in enumerate(pages):
+            part = kv[:, :, index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
+            self._pages[page, :, :, : part.shape[2]] = part
+        block = Resident(tuple(tokens), pages)
+        self._blocks[key] = block
+        return block
+
+    def _make_room(self, pages: int) -> None:
+        while len(self._free) < pages:
+            victim = next((key for key, block in self._blocks.items() if not block.pins), None)
+            if victim is None:
+                raise PoolFullError(f"no {pages} free pages")
+            self.discard(victim)
+            self.evictions += 1
+
+    def discard(self, key: bytes) -> None:
+        """Free a block's pages; raises `ValueError` if it is pinned."""
+        if self._blocks[key].pins:
+            raise ValueError("block is pinned")
+        self._free.extend(self._blocks.pop(key).pages)
+
+    def pin(self, blocks: Iterable[Resident]) -> None:
+        for block in blocks:
+            block.pins += 1
+
+    def unpin(self, blocks: Iterable[Resident]) -> None:
+        for block in blocks:
+            if block.pins == 0:
+                raise ValueError("block is not pinned")
+            block.pins -= 1
+
+    def rows(self, runs: Iterable[tuple[Sequence[Resident], int]]) -> Rows:
+        """The tokens of several runs of blocks one after the other, to be read layer by layer.
+
+        Of each run (blocks, skip) the first `skip` tokens are left out.
+        """
+        pages: list[int] = []
+        slots: list[int] = []
+        for blocks, skip in runs:
+            run = [
+                (block.pages[index // PAGE_TOKENS], index % PAGE_TOKENS)
+                for block in blocks
+                for index in range(len(block.tokens))
+            ][skip:]
+            pages += [page for page, _ in run]
+            slots += [slot for _, slot in run]
+        device = self._pages.device
+        return Rows(self._pages, torch.tensor(pages, device=device), torch.tensor(slots, device=device))
+
+    def stats(self) -> dict[str, int]:
+        """`{"bytes", "used_bytes", "blocks", "tokens", "evictions"}`."""
+        page_bytes = PAGE_TOKENS * self._shape.bytes_per_token
+        return {
+            "bytes": len(self._pages) * page_bytes,
+            "used_bytes": (len(self._pages) - len(self._free)) * page_bytes,
+            "blocks": len(self._blocks),
+            "tokens": sum(len(block.tokens) for block in self._blocks.values()),
+            "evictions": self.evictions,
+        }
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` when free list and block tables disagree."""
+        used = [page for block in self._blocks.values() for page in block.pages]
+        assert sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice"
+        for block in self._blocks.values():
+            assert len(block.pages) == -(-len(block.tokens) // PAGE_TOKENS), "a block table has a wrong length"
+            assert block.pins >= 0, "negative pins"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens scattered over pages; `pages` and `slots` are `[tokens]`."""
+
+    _pool: torch.Tensor
+    pages: torch.Tensor
+    slots: torch.Tensor
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """`[tokens, width]` float16, a copy, at position 0."""
+        return self._pool[self.pages, layer, 0, self.slots]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """`[tokens, width]` float16, a copy."""
+        return self._pool[self.pages, layer, 1, self.slots]

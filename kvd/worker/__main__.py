@@ -1,0 +1,26 @@
+"""`python -m kvd.worker`: the engine child. The daemon starts it; it is not meant to be run by hand."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+
+from kvd.engine.log import quiet_llama_log
+
+
+def main() -> None:
+    # Native code prints to standard output when it likes; frames get a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    quiet_llama_log()
+    from kvd.worker.child import Child
+
+    Child(sys.stdin.buffer, answers).serve()
+    # The reading thread is blocked on standard input, which an ordinary exit would wait for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

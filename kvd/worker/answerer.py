@@ -1,0 +1,210 @@
+"""One question: choose what fits, bring its KV in, compute the rest, stream the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from kvd.engine.llama import SEQUENCES, LlamaEngine
+from kvd.errors import UsageError
+from kvd.kv.pager import Fetched
+from kvd.kv.pool import PoolFullError
+from kvd.kv.store import StoredBlock
+from kvd.types import Progress
+from kvd.worker.decoding import LIVE, PREFIX, Step, decode_run, generate
+from kvd.worker.prompt import Piece, PromptBuilder, select
+from kvd.worker.reuse import Placed, Reuse
+
+_HEADER_ROOM = 96
+"""Tokens set aside for each chunk's header when choosing what fits; headers are cut to stay below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where an answer's events go. `step` is called between decode steps and raises to cancel."""
+
+    progress: Callable[[Progress], None]
+    token: Callable[[str], None]
+    blocks: Callable[[list[StoredBlock]], None]
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed."""
+
+    text: str
+    pieces: Sequence[Piece]
+    budget: int
+    max_tokens: int
+    reuse: bool = True
+
+
+class Answerer:
+    """Answers questions one at a time on one engine.
+
+    `reuse` is None where the model's KV can't be moved: every prompt is then computed whole. `recompute` is how
+    many tokens at the start of each body are computed in place although they are stored.
+    """
+
+    def __init__(self, engine: LlamaEngine, prompts: PromptBuilder, reuse: Reuse | None, recompute: int) -> None:
+        self.engine, self.prompts, self.reuse, self.recompute = engine, prompts, reuse, recompute
+        decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+
+    def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
+        """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
+        turn = _Turn(self, question, listener)
+        try:
+            return turn.run()
+        finally:
+            self.engine.clear(range(LIVE, SEQUENCES))
+            if self.reuse is not None:
+                self.reuse.pager.release(turn.fetched)
+
+
+class _Turn:
+    """One question's way through the engine."""
+
+    def __init__(self, answerer: Answerer, question: Question, listener: Listener) -> None:
+        self._engine, self._prompts = answerer.engine, answerer.prompts
+        self._reuse = answerer.reuse if question.reuse else None
+        self._recompute = answerer.recompute
+        self._question, self._listener = question, listener
+        self._start = perf_counter()
+        self._load_ms = 0.0
+        self._ttft_ms = 0.0
+        self._answer: list[str] = []
+        self.fetched: list[Fetched] = []
+        """Pinned blocks, to be released when the turn is over."""
+
+    def run(self) -> dict[str, Any]:
+        ending = self._prompts.ending(self._question.text)
+        pieces = self._select(len(ending))
+        headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, start=1)]
+        self._engine.share(PREFIX, LIVE)
+        placed = self._place(pieces, headers) if self._reuse else None
+        if placed is None:
+            position, tokens = self._compute_all(pieces, headers)
+        else:
+            position, tokens = placed[-1].end if placed else len(self._prompts.prefix), _count(placed)
+        index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
+        generated, finish = generate(
+            self._engine,
+            position + len(ending),
+            index,
+            self._question.max_tokens,
+            self._emit,
+            self._listener.step,
+        )
+        fresh = len(ending) + sum(len(header) for header in headers)
+        return {
+            "answer": "".join(self._answer),
+            "finish": finish,
+            "chunks": [piece.index for piece in pieces],
+            "tokens": {**tokens, "fresh": fresh, "generated": generated},
+            "timings_ms": {
+                "load": round(self._load_ms, 2),
+                "ttft": round(self._ttft_ms or self._elapsed_ms(), 2),
+                "total": round(self._elapsed_ms(), 2),
+            },
+        }
+
+    def _elapsed_ms(self) -> float:
+        return (perf_counter() - self._start) * 1000
+
+    def _emit(self, text: str) -> None:
+        if not self._ttft_ms:
+            self._ttft_ms = self._elapsed_ms()
+        if text:
+            self._answer.append(text)
+            self._listener.token(text)
+
+    def _select(self, ending: int) -> list[Piece]:
+        room = self._engine.n_ctx - len(self._prompts.prefix) - ending - self._question.max_tokens
+        if room < 0:
+            raise UsageError(
+                f"the question has {ending} tokens; with an answer of up to {self._question.max_tokens} it does not "
+                f"fit the model's context of {self._engine.n_ctx}",
+                hint="ask a shorter question, or give a smaller --max-tokens",
+            )
+        pieces = select(self._question.pieces, self._question.budget, room, _HEADER_ROOM)
+        if self._question.pieces and not pieces:
+            smallest = min(len(piece.body) for piece in self._question.pieces)
+            raise UsageError(
+                f"the smallest piece of code found has {smallest} tokens: none fits a budget of "
+                f"{self._question.budget} tokens with {max(0, room)} left in the model's context",
+                hint="give a larger --budget or a shorter question",
+            )
+        return pieces
+
+    def _compute_all(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> tuple[int, dict[str, int]]:
+        """Prefill everything; (position behind it, token counts)."""
+        start = len(self._prompts.prefix)
+        tokens = [token for piece, header in zip(pieces, headers, strict=True) for token in (*header, *piece.body)]
+        decode_run(self._engine, tokens, start, LIVE, self._listener.step)
+        recalled = sum(len(piece.body) for piece in pieces)
+        return start + len(tokens), {**_NO_TOKENS, "recalled": recalled, "prefilled": recalled}
+
+    def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
+        """Bring the bodies into the live sequence, their heads computed; None where that can't be done."""
+        reuse = self._reuse
+        assert reuse is not None
+        try:
+            stored = self._fetch(reuse, [piece.body for piece in pieces])
+        except PoolFullError:
+            return None
+        placed: list[Placed] = []
+        start = len(self._prompts.prefix)
+        for piece, header, body in zip(pieces, headers, stored, strict=True):
+            # One stored token must remain: a head's sequence ends where the body before it ends.
+            recompute = min(self._recompute, len(piece.body) - 1)
+            placed.append(Placed(header, piece.body, body, start, recompute))
+            start = placed[-1].end
+        if placed:
+            started = perf_counter()
+            done = reuse.set_bodies(placed)
+            self._load_ms += (perf_counter() - started) * 1000
+            if not done:
+                return None
+            reuse.decode_heads(placed, self._listener.step)
+        return placed
+
+    def _fetch(self, reuse: Reuse, bodies: Sequence[tuple[int, ...]]) -> list[Fetched]:
+        """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
+        started = perf_counter()
+        found = reuse.pager.fetch(bodies)
+        self.fetched += [body for body in found if body is not None]
+        self._load_ms += (perf_counter() - started) * 1000
+        missing = sum(body is None for body in found)
+        stored: list[Fetched] = []
+        done = 0
+        for body, fetched in zip(bodies, found, strict=True):
+            if fetched is None:
+                self._listener.progress(Progress("prefill", done, missing))
+                fetched, frames = reuse.compute(body, self._listener.step)
+                self.fetched.append(fetched)
+                self._listener.blocks(frames)
+                done += 1
+            stored.append(fetched)
+        return stored
+
+
+_NO_TOKENS = dict.fromkeys(("recalled", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled"), 0)
+
+
+def _count(placed: Sequence[Placed]) -> dict[str, int]:
+    """Tokens of the bodies by where their KV came from; they add up to `recalled`."""
+
+    def total(tier: str) -> int:
+        return sum(item.stored.count(tier, item.recompute) for item in placed)
+
+    return {
+        **_NO_TOKENS,
+        "recalled": sum(len(item.body) for item in placed),
+        "reused_hot": total("hot"),
+        "reused_cold": total("cold"),
+        "recomputed": sum(item.recompute for item in placed),
+        "prefilled": total("new"),
+    }

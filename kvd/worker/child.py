@@ -1,0 +1,192 @@
+"""The child's requests: load a model, ask, stats, shutdown. See `kvd.worker.protocol` for the frames."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, BinaryIO
+
+import torch
+
+from kvd.engine.llama import LlamaEngine
+from kvd.errors import CancelledError, KvdError, ModelError, UsageError
+from kvd.kv.pager import Pager
+from kvd.kv.pool import HotPool, pool_bytes_for
+from kvd.kv.store import BlockStore, StoredBlock
+from kvd.types import Progress
+from kvd.worker.answerer import Answerer, Listener, Question
+from kvd.worker.decoding import LIVE, SPARE
+from kvd.worker.probe import NotMovableError, probe
+from kvd.worker.prompt import Piece, PromptBuilder
+from kvd.worker.protocol import Message, encode_frame, read_frame
+from kvd.worker.reuse import Reuse, fingerprint
+
+DEFAULT_RECOMPUTE = 0
+MAX_RECOMPUTE = 256
+
+
+class Child:
+    """Serves one daemon over two binary files. One thread reads, the caller of `serve` runs the engine."""
+
+    def __init__(self, requests: BinaryIO, answers: BinaryIO) -> None:
+        self._requests, self._answers = requests, answers
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._cancelled: set[int] = set()
+        self._engine: LlamaEngine | None = None
+        self._answerer: Answerer | None = None
+        self._pool: HotPool | None = None
+
+    def serve(self) -> None:
+        """Answer requests until `shutdown`. The process ends when the daemon is gone."""
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+        methods: dict[str, Callable[[int, Message], Message]] = {
+            "load": self._load,
+            "ask": self._ask,
+            "stats": self._stats,
+            "shutdown": lambda number, params: {},
+        }
+        while True:
+            request = self._queue.get()
+            number, method = int(request["id"]), str(request["method"])
+            try:
+                self._send({"id": number, "result": methods[method](number, request.get("params", {}))})
+            except KvdError as error:
+                self._send({"id": number, "error": error.to_json()})
+            if method == "shutdown":
+                return
+
+    def _read(self) -> None:
+        while (frame := read_frame(self._requests)) is not None:
+            message, _ = frame
+            if message.get("method") == "cancel":
+                self._cancelled.add(int(message["params"]["id"]))
+            else:
+                self._queue.put(message)
+        # The daemon is gone: nobody waits for what this process may still be computing.
+        os._exit(0)
+
+    def _send(self, message: Message, blob: bytes = b"") -> None:
+        self._answers.write(encode_frame(message, blob))
+        self._answers.flush()
+
+    def _event(self, event: str, data: Message, number: int | None = None, blob: bytes = b"") -> None:
+        message: Message = {"event": event, "data": data}
+        if number is not None:
+            message["id"] = number
+        self._send(message, blob)
+
+    def _load(self, number: int, params: Message) -> Message:
+        if self._engine is not None:
+            raise UsageError("a model is loaded already")
+        started = perf_counter()
+        threads = int(params["threads"])
+        engine = LlamaEngine(Path(params["model_path"]), int(params["n_ctx"]), threads, int(params["gpu_layers"]))
+        if not engine.has_decoder:
+            raise ModelError(f"{params['model_path']} is not a text model", hint="kvd setup")
+        torch.set_num_threads(engine.threads)
+        self._engine = engine
+        prompts = PromptBuilder(engine)
+        reuse, reason = self._make_reuse(engine, prompts, params)
+        recompute = int(params["recompute"])
+        recompute = min(recompute, MAX_RECOMPUTE) if recompute >= 0 else DEFAULT_RECOMPUTE
+        self._answerer = Answerer(engine, prompts, reuse, recompute)
+        return {
+            "model": params["model_name"],
+            "n_ctx": engine.n_ctx,
+            "reuse": "on" if reuse else "off",
+            "reuse_reason": reason,
+            "kv_bytes_per_token": reuse.shape.bytes_per_token if reuse else 0,
+            "gpu": "yes" if engine.gpu else "",
+            "recompute": recompute,
+            "load_ms": round((perf_counter() - started) * 1000, 1),
+        }
+
+    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, params: Message) -> tuple[Reuse | None, str]:
+        """Reuse for this model, or None and why not."""
+        if not params["reuse"]:
+            return None, "switched off in the settings"
+        try:
+            movable = probe(engine, (LIVE, SPARE))
+        except NotMovableError as error:
+            return None, str(error)
+        capacity = pool_bytes_for(movable.shape, engine.n_ctx, int(params["pool_bytes"]))
+        self._pool = HotPool(movable.shape, capacity)
+        store = BlockStore(Path(params["store_path"]), readonly=True)
+        whose = fingerprint(str(params["model_sha256"]), movable, prompts)
+        return Reuse(engine, prompts, movable, Pager(self._pool, store, movable.shape, whose)), ""
+
+    def _ask(self, number: int, params: Message) -> Message:
+        answerer = self._answerer
+        if answerer is None:
+            raise UsageError("no model is loaded")
+        try:
+            return answerer.answer(self._question(answerer, params), self._listener(number))
+        finally:
+            self._cancelled.discard(number)
+            if answerer.reuse is not None:
+                self._report(answerer.reuse.pager)
+
+    def _question(self, answerer: Answerer, params: Message) -> Question:
+        pieces = [
+            Piece(
+                index,
+                str(chunk["path"]),
+                int(chunk["start_line"]),
+                int(chunk["end_line"]),
+                str(chunk["scope"]),
+                answerer.prompts.body(str(chunk["text"])),
+            )
+            for index, chunk in enumerate(params["chunks"])
+        ]
+        return Question(
+            str(params["question"]),
+            pieces,
+            int(params["budget"]),
+            int(params["max_tokens"]),
+            bool(params["reuse"]),
+        )
+
+    def _listener(self, number: int) -> Listener:
+        def step() -> None:
+            if number in self._cancelled:
+                raise CancelledError("cancelled")
+
+        def blocks(frames: list[StoredBlock]) -> None:
+            self._event("blocks", {"blocks": _described(frames)}, blob=b"".join(frame.data for frame in frames))
+
+        def progress(value: Progress) -> None:
+            self._event("stage", value.to_json(), number)
+
+        return Listener(progress, lambda text: self._event("token", {"text": text}, number), blocks, step)
+
+    def _report(self, pager: Pager) -> None:
+        """Tell the store's writer which blocks were used and which are damaged."""
+        if pager.used:
+            self._event("touch", {"keys": [key.hex() for key in pager.used]})
+            pager.used.clear()
+        for block in pager.damaged:
+            self._event("drop", {"keys": [block.key.hex()], "reason": block.reason})
+        pager.damaged.clear()
+
+    def _stats(self, number: int, params: Message) -> Message:
+        return {
+            "pool": self._pool.stats() if self._pool else {},
+            "cells": {"total": self._engine.n_ctx if self._engine else 0},
+        }
+
+
+def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": frame.key.hex(),
+            "parent": frame.parent.hex(),
+            "fingerprint": frame.fingerprint.hex(),
+            "tokens": frame.tokens,
+            "size": len(frame.data),
+        }
+        for frame in frames
+    ]
