@@ -1,0 +1,119 @@
+"""The chunks that may answer a question, with what each part of the index says of them.
+
+Each word is looked up by itself: its BM25 shares add up to the BM25 of the whole question, and the rows tell how
+common the word is and which words meet in a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import apsw
+
+from kvd.recall import database
+from kvd.recall.embed import default_embedder, label
+from kvd.recall.index import as_int8
+
+MAX_TERMS = 32
+"""The rarest words of a longer question are asked for."""
+
+_MAX_VECTORS = 100
+_MAX_CANDIDATES = 400
+_MAX_ROWS = 20_000
+"""Rows read for one word: a word that is in more chunks than that tells them apart too little."""
+
+BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
+"""BM25 weights of the columns."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """`bm25` is positive, higher is better; `coverage` and `similarity` go up to 1."""
+
+    path: str = ""
+    symbols: tuple[str, ...] = ()
+    bm25: float = 0.0
+    coverage: float = 0.0
+    similarity: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """`importance` gives each asked word's share of the question; the shares add up to 1."""
+
+    candidates: dict[int, Candidate] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)
+
+
+def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
+    """Look the terms up and find the nearest vectors."""
+    total = _count(db)
+    rows = _document_counts(db, terms)
+    asked = sorted(terms, key=lambda term: rows[term] or total)[:MAX_TERMS]
+    weights = {term: math.log(1 + (total + 1) / (rows[term] + 0.5)) for term in asked}
+    whole = sum(weights.values()) or 1.0
+    importance = {term: weight / whole for term, weight in weights.items()}
+    candidates = _lexical(db, asked, rows, importance)
+    if terms:
+        _add_similar(db, query, terms, candidates)
+    _describe(db, candidates)
+    return Gathered(candidates, importance)
+
+
+def _count(db: apsw.Connection) -> int:
+    return int(database.rows(db, "SELECT count(*) FROM chunks")[0][0])
+
+
+def _document_counts(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
+    counts = dict.fromkeys(terms, 0)
+    for term in terms:
+        for (number,) in db.execute("SELECT doc FROM vocabulary WHERE term = ?", (term,)):
+            counts[term] = int(number)
+    return counts
+
+
+def _lexical(
+    db: apsw.Connection, asked: list[str], rows: dict[str, int], importance: dict[str, float]
+) -> dict[int, Candidate]:
+    found: dict[int, Candidate] = {}
+    for term in asked:
+        if not 0 < rows[term] <= _MAX_ROWS:
+            continue
+        # A quoted string has no syntax; words hold no quotes, but doubling them costs nothing.
+        quoted = '"' + term.replace('"', '""') + '"'
+        for number, rank in db.execute(
+            "SELECT rowid, bm25(words, ?, ?, ?) FROM words WHERE words MATCH ?", (BODY, PATH, SYMBOLS, quoted)
+        ):
+            item = found.get(number)
+            if item is None:
+                item = found[number] = Candidate()
+            item.bm25 -= rank
+            item.coverage += importance[term]
+    best = sorted(found, key=lambda number: found[number].bm25, reverse=True)[:_MAX_CANDIDATES]
+    return {number: found[number] for number in best}
+
+
+def _add_similar(db: apsw.Connection, query: str, terms: list[str], candidates: dict[int, Candidate]) -> None:
+    embedder = default_embedder()
+    if database.read_meta(db).get("embedder") != label(embedder):
+        # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
+        return
+    vector = as_int8(embedder.embed_query(" ".join(terms))).tobytes()
+    for number, distance in db.execute(
+        "SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?", (vector, _MAX_VECTORS)
+    ):
+        if distance is not None:
+            candidates.setdefault(int(number), Candidate()).similarity = 1.0 - float(distance)
+
+
+def _describe(db: apsw.Connection, candidates: dict[int, Candidate]) -> None:
+    for number, item in list(candidates.items()):
+        row = db.execute(
+            "SELECT path, symbols FROM chunks JOIN files ON files.id = file_id WHERE chunks.id = ?", (number,)
+        ).fetchall()
+        if not row:
+            del candidates[number]
+            continue
+        item.path = str(row[0][0])
+        item.symbols = tuple(str(row[0][1]).split("\n")) if row[0][1] else ()

@@ -1,0 +1,237 @@
+"""Writing an index: what is known of each file, and one file's chunks, words and vectors in or out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apsw
+
+from kvd.errors import CancelledError, StoreError
+from kvd.recall import database
+from kvd.recall.embed import Embedder, label
+from kvd.recall.words import words
+from kvd.types import Chunk
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_WAIT_S = 0.05
+_EMBED_BATCH = 512
+_COMPACT_AFTER = 4_000
+"""Deleted vectors after which the table of vectors, which does not shrink by itself, is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """What the index holds of one file. `skipped` is why it has no chunks, or ""."""
+
+    id: int
+    size: int
+    mtime_ns: int
+    seen_ns: int
+    hash: bytes
+    skipped: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file's new content. Each chunk comes with the names that are defined in it; none for a skipped file."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    seen_ns: int
+    hash: bytes
+    language: str
+    skipped: str
+    chunks: Sequence[tuple[Chunk, tuple[str, ...]]]
+
+
+@contextmanager
+def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Hold the lock of the index at `path`; waits for another indexer, in this process or another.
+
+    Raises `CancelledError` when cancelled while waiting.
+    """
+    try:
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"can't lock the index {path}: {error.strerror}", hint="check the folder's rights") from error
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if cancelled():
+                    raise CancelledError("indexing was cancelled") from None
+                time.sleep(_WAIT_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class IndexWriter:
+    """The writing side of one index; use under `only_writer`. Each method is one transaction."""
+
+    def __init__(self, db: apsw.Connection, embedder: Embedder) -> None:
+        self._db = db
+        self._embedder = embedder
+
+    def known_files(self) -> dict[str, KnownFile]:
+        rows = self._db.execute("SELECT path, id, size, mtime_ns, seen_ns, hash, skipped FROM files")
+        return {str(path): KnownFile(*rest) for path, *rest in rows}
+
+    def use_embedder(self) -> str:
+        """Redo all vectors if another embedder wrote them; returns why, or ""."""
+        before = database.read_meta(self._db).get("embedder", "")
+        now = label(self._embedder)
+        if before == now:
+            return ""
+        with self._db:
+            database.create_vectors(self._db, self._embedder.dimension)
+            self._embed_all()
+            database.write_meta(self._db, embedder=now)
+        return f"vectors by {before}, now by {now}" if before else ""
+
+    def _embed_all(self) -> None:
+        last = 0
+        while True:
+            rows = database.rows(
+                self._db,
+                "SELECT chunks.id, scope, text, path FROM chunks JOIN files ON files.id = file_id"
+                " WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
+                (last, _EMBED_BATCH),
+            )
+            if not rows:
+                return
+            texts = [_embedded_text(str(path), str(scope), str(text)) for _, scope, text, path in rows]
+            self._add_vectors([int(row[0]) for row in rows], texts)
+            last = int(rows[-1][0])
+
+    def put(self, files: Sequence[NewFile]) -> None:
+        """Replace what the index holds of these files."""
+        with self._db:
+            self._delete_chunks([file.path for file in files])
+            ids: list[int] = []
+            texts: list[str] = []
+            for file in files:
+                for chunk_id, chunk in self._put_one(file):
+                    ids.append(chunk_id)
+                    texts.append(_embedded_text(chunk.path, chunk.scope, chunk.text))
+            for start in range(0, len(ids), _EMBED_BATCH):
+                self._add_vectors(ids[start : start + _EMBED_BATCH], texts[start : start + _EMBED_BATCH])
+
+    def _put_one(self, file: NewFile) -> Iterator[tuple[int, Chunk]]:
+        row = database.rows(
+            self._db,
+            "INSERT INTO files (path, size, mtime_ns, seen_ns, hash, skipped, language) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (path) DO UPDATE SET size = excluded.size, mtime_ns = excluded.mtime_ns,"
+            " seen_ns = excluded.seen_ns, hash = excluded.hash, skipped = excluded.skipped,"
+            " language = excluded.language"
+            " RETURNING id",
+            (file.path, file.size, file.mtime_ns, file.seen_ns, file.hash, file.skipped, file.language),
+        )
+        file_id = int(row[0][0])
+        path_words = " ".join(words(file.path))
+        for chunk, symbols in file.chunks:
+            self._db.execute(
+                "INSERT INTO chunks (file_id, start_line, end_line, start_byte, end_byte, scope, symbols, text)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    file_id,
+                    chunk.start_line,
+                    chunk.end_line,
+                    chunk.start_byte,
+                    chunk.end_byte,
+                    chunk.scope,
+                    "\n".join(symbols),
+                    chunk.text,
+                ),
+            )
+            chunk_id = self._db.last_insert_rowid()
+            symbol_words = " ".join(words(" ".join((chunk.scope, *symbols))))
+            self._db.execute(
+                "INSERT INTO words (rowid, body, path, symbols) VALUES (?, ?, ?, ?)",
+                (chunk_id, " ".join(words(chunk.text)), path_words, symbol_words),
+            )
+            yield chunk_id, chunk
+
+    def _add_vectors(self, ids: Sequence[int], texts: Sequence[str]) -> None:
+        vectors = as_int8(self._embedder.embed_documents(texts))
+        self._db.executemany(
+            "INSERT INTO vectors (rowid, embedding) VALUES (?, vec_int8(?))",
+            [(chunk_id, vector.tobytes()) for chunk_id, vector in zip(ids, vectors, strict=True)],
+        )
+
+    def touch(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
+        """Note (size, mtime_ns, seen_ns, file id) of files whose content is as it was."""
+        with self._db:
+            self._db.executemany("UPDATE files SET size = ?, mtime_ns = ?, seen_ns = ? WHERE id = ?", rows)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Forget these files in every table."""
+        with self._db:
+            self._delete_chunks(paths)
+            self._db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in paths])
+
+    def _delete_chunks(self, paths: Sequence[str]) -> None:
+        ids = [
+            (chunk_id,)
+            for path in paths
+            for (chunk_id,) in self._db.execute(
+                "SELECT chunks.id FROM chunks JOIN files ON files.id = file_id WHERE path = ?", (path,)
+            )
+        ]
+        for table, key in (("words", "rowid"), ("vectors", "rowid"), ("chunks", "id")):
+            self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", ids)
+        if ids:
+            dead = int(database.read_meta(self._db).get("dead_vectors", "0")) + len(ids)
+            database.write_meta(self._db, dead_vectors=str(dead))
+
+    def finish(self) -> tuple[int, int]:
+        """Mark the index as complete, give back free space; returns how many files and chunks it holds."""
+        meta = database.read_meta(self._db)
+        if int(meta.get("dead_vectors", "0")) > _COMPACT_AFTER:
+            with self._db:
+                self._rebuild_vectors()
+                database.write_meta(self._db, dead_vectors="0")
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        if meta.get("complete") != "1":
+            database.write_meta(self._db, complete="1")
+        return counts(self._db)
+
+    def _rebuild_vectors(self) -> None:
+        """Copy the vectors through a plain table: vec0 keeps the room of deleted ones."""
+        self._db.execute("CREATE TEMP TABLE kept AS SELECT rowid AS id, embedding FROM vectors")
+        database.create_vectors(self._db, self._embedder.dimension)
+        self._db.execute("INSERT INTO vectors (rowid, embedding) SELECT id, vec_int8(embedding) FROM kept")
+        self._db.execute("DROP TABLE kept")
+
+
+def counts(db: apsw.Connection) -> tuple[int, int]:
+    """Indexed files and chunks."""
+    sql = "SELECT (SELECT count(*) FROM files WHERE skipped = ''), (SELECT count(*) FROM chunks)"
+    row = database.rows(db, sql)[0]
+    return int(row[0]), int(row[1])
+
+
+def as_int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Rows scaled so that the largest component is 127: cosines don't depend on a row's scale."""
+    import numpy as np
+
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    scaled: NDArray[np.int8] = np.rint(vectors * (127.0 / np.maximum(largest, 1e-9))).astype(np.int8)
+    return scaled
+
+
+def _embedded_text(path: str, scope: str, text: str) -> str:
+    return f"{path} {scope}\n{text}"

@@ -1,0 +1,41 @@
+"""What a path says about the use of a file: tests, examples, documents and data answer fewer questions."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_TEST = re.compile(
+    r"(^|/)(tests?|testing|specs?|__tests__|testdata|fixtures?|mocks?|e2e)(/|$)"
+    r"|(^|/)(test_[^/]*|conftest)\.\w+$|[._-](test|tests|spec|e2e)\.\w+$|(^|/)\w+(Test|Tests|Spec|IT)\.\w+$"
+)
+_EXAMPLE = re.compile(r"(^|/)(examples?|samples?|demos?|tutorials?|playground|bench(marks?)?)(/|$)", re.IGNORECASE)
+_DOCUMENT = re.compile(r"\.(md|mdx|markdown|rst|txt|adoc|org|tex|html?)$|(^|/)(docs?|documentation)/", re.IGNORECASE)
+_DATA = re.compile(r"\.(json|jsonl|ya?ml|toml|ini|cfg|csv|tsv|xml|properties|po|css|scss)$|(^|/)\.", re.IGNORECASE)
+_OLD = re.compile(r"(^|/)(vendor|vendored|third[_-]?party|legacy|compat|deprecated|_?vendor|locales?|i18n)(/|$)", re.I)
+_ENTRY = re.compile(r"(^|/)(__init__\.py|index\.[jt]sx?|mod\.rs)$")
+_STUB = re.compile(r"\.(d\.ts|pyi)$")
+
+_KINDS = (
+    (_TEST, 0.5, {"test", "spec", "fixtur", "mock"}),
+    (_EXAMPLE, 0.6, {"exampl", "sampl", "demo", "tutorial", "bench", "benchmark"}),
+    (_DOCUMENT, 0.7, {"doc", "document", "documentation", "readm", "changelog", "guid", "licens"}),
+    (_DATA, 0.7, {"config", "configuration", "json", "yaml", "yml", "toml", "css", "style", "xml", "ini"}),
+    (_OLD, 0.75, {"vendor", "legacy", "compat", "deprecat", "local", "i18n"}),
+    (_STUB, 0.8, {"stub", "typ"}),
+)
+
+
+def path_factor(path: str, said: set[str]) -> float:
+    """What to multiply a score with. A question that says "test" means the tests: that kind isn't damped then."""
+    factor = 1.0
+    for kind in _kinds(path):
+        _, damping, wanted = _KINDS[kind]
+        if not wanted & said:
+            factor *= damping
+    return max(factor, 0.35)
+
+
+@lru_cache(maxsize=8_192)
+def _kinds(path: str) -> tuple[int, ...]:
+    return tuple(number for number, (pattern, _, _) in enumerate(_KINDS) if pattern.search(path))

@@ -1,0 +1,258 @@
+"""Keeping a repository's index true: finds what changed, cuts it into chunks, writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from kvd import paths
+from kvd.config import Settings
+from kvd.errors import CancelledError, StoreError
+from kvd.recall import database
+from kvd.recall.embed import default_embedder, label
+from kvd.recall.index import IndexWriter, KnownFile, NewFile, counts, only_writer
+from kvd.source import filters
+from kvd.source.chunker import CHUNKER_VERSION
+from kvd.source.content import read_content
+from kvd.source.tree import FileEntry, Listing, checked_folder, list_files, read_file
+from kvd.types import IndexSummary, Progress, ProgressCallback
+
+_RACY_NS = 2_000_000_000
+"""A file that was changed so shortly before it was read may have changed again within the same timestamp."""
+
+_BATCH_FILES = 64
+_BATCH_BYTES = 2_000_000
+_HASH_BYTES = 16
+
+
+def update_index(
+    root: Path, settings: Settings, progress: ProgressCallback, cancelled: Callable[[], bool]
+) -> IndexSummary:
+    """Bring the index of `root` up to date and say what was done.
+
+    An unchanged tree costs a listing and a comparison. What is done is kept file by file: after a kill or a
+    `CancelledError` the next run goes on from there. Another indexer of the same repository is waited for.
+    Raises `RepositoryError`, `StoreError`, `CancelledError`.
+    """
+    started = time.monotonic()
+    root = checked_folder(root)
+    file = paths.index_file(root)
+    with only_writer(file, cancelled):
+        try:
+            return _run(root, settings, progress, cancelled, started, "")
+        except apsw.Error as error:
+            if not database.is_damage(error):
+                raise StoreError(f"can't write the index {file}: {error}", hint="check the disk's space") from error
+            # The damage was deeper than opening the file could show.
+            database.remove(file)
+            return _run(root, settings, progress, cancelled, started, f"damaged file: {error}")
+
+
+def _run(
+    root: Path,
+    settings: Settings,
+    progress: ProgressCallback,
+    cancelled: Callable[[], bool],
+    started: float,
+    rebuilt: str,
+) -> IndexSummary:
+    embedder = default_embedder()
+    db, reason = database.open_for_writing(paths.index_file(root), root, str(CHUNKER_VERSION))
+    try:
+        writer = IndexWriter(db, embedder)
+        swapped = writer.use_embedder()
+        reason = rebuilt or reason or swapped
+        progress(Progress("scan"))
+        update = _Update(root, settings, writer, progress, cancelled)
+        update.run(list_files(root))
+        files, chunks = writer.finish()
+    finally:
+        db.close()
+    return IndexSummary(
+        repo=str(root),
+        files=files,
+        chunks=chunks,
+        added=update.added,
+        changed=update.changed,
+        deleted=update.deleted,
+        unchanged=update.unchanged,
+        skipped=dict(sorted(update.skipped.items())),
+        embedder=label(embedder),
+        seconds=round(time.monotonic() - started, 3),
+        rebuilt=reason,
+    )
+
+
+@dataclass(slots=True)
+class _Update:
+    """One run over the listing; counts indexed files, not skipped ones, as added, changed and so on."""
+
+    root: Path
+    settings: Settings
+    writer: IndexWriter
+    progress: ProgressCallback
+    cancelled: Callable[[], bool]
+    added: int = 0
+    changed: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    _touched: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _batch: list[NewFile] = field(default_factory=list)
+    _batch_bytes: int = 0
+
+    def run(self, listing: Listing) -> None:
+        self.skipped.update(listing.skipped)
+        known = self.writer.known_files()
+        work = list(self._to_read(listing, known))
+        self._delete(known)
+        for number, (entry, before) in enumerate(work):
+            if self.cancelled():
+                self._flush()
+                raise CancelledError("indexing was cancelled", hint="run the same command to go on")
+            self.progress(Progress("index", number, len(work), entry.path))
+            self._read(entry, before)
+        self._flush()
+        if work:
+            self.progress(Progress("index", len(work), len(work)))
+
+    def _to_read(self, listing: Listing, known: dict[str, KnownFile]) -> Iterator[tuple[FileEntry, KnownFile | None]]:
+        """What has to be read; takes out of `known` what is to stay."""
+        is_generated = filters.generated_by_attribute(self.root, listing.files)
+        for entry in listing.files:
+            reason = filters.path_reason(entry, self.settings.max_file_bytes)
+            if not reason and is_generated(entry.path):
+                reason = filters.GENERATED
+            if reason:
+                self.skipped[reason] += 1
+                continue
+            before = known.pop(entry.path, None)
+            if before is None or not _same(entry, before):
+                yield entry, before
+            elif before.skipped:
+                self.skipped[before.skipped] += 1
+            else:
+                self.unchanged += 1
+
+    def _delete(self, gone: dict[str, KnownFile]) -> None:
+        if gone:
+            self.writer.delete(list(gone))
+            self.deleted = sum(not file.skipped for file in gone.values())
+
+    def _read(self, entry: FileEntry, before: KnownFile | None) -> None:
+        seen = time.time_ns()
+        data = read_file(self.root, entry.path, self.settings.max_file_bytes)
+        if data is None:
+            self._unreadable(entry, before)
+            return
+        digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
+        if before and before.hash == digest:
+            self._touched.append((len(data), entry.mtime_ns, seen, before.id))
+            self._count(before, before.skipped, same=True)
+            return
+        content = read_content(entry.path, data)
+        self._count(before, content.skipped, same=False)
+        self._add(
+            NewFile(
+                path=entry.path,
+                size=len(data),
+                mtime_ns=entry.mtime_ns,
+                seen_ns=seen,
+                hash=digest,
+                language=content.language,
+                skipped=content.skipped,
+                chunks=[(item.chunk, item.symbols) for item in content.chunks],
+            )
+        )
+
+    def _unreadable(self, entry: FileEntry, before: KnownFile | None) -> None:
+        """Gone, replaced or forbidden since it was listed: what the index held of it would be a ghost."""
+        self.skipped[filters.UNREADABLE] += 1
+        if before:
+            self._flush()
+            self.writer.delete([entry.path])
+            self.deleted += not before.skipped
+
+    def _count(self, before: KnownFile | None, skipped: str, same: bool) -> None:
+        if skipped:
+            self.skipped[skipped] += 1
+            self.deleted += bool(before and not before.skipped)
+        elif same:
+            self.unchanged += 1
+        elif before and not before.skipped:
+            self.changed += 1
+        else:
+            self.added += 1
+
+    def _add(self, file: NewFile) -> None:
+        self._batch.append(file)
+        self._batch_bytes += file.size
+        if len(self._batch) >= _BATCH_FILES or self._batch_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:
+            self.writer.put(self._batch)
+        if self._touched:
+            self.writer.touch(self._touched)
+        self._batch, self._touched, self._batch_bytes = [], [], 0
+
+
+def _same(entry: FileEntry, before: KnownFile) -> bool:
+    unchanged = entry.size == before.size and entry.mtime_ns == before.mtime_ns
+    return unchanged and abs(before.seen_ns - before.mtime_ns) > _RACY_NS
+
+
+def has_index(root: Path) -> bool:
+    """Whether a usable index of `root` exists that was completed once."""
+    try:
+        root = checked_folder(root)
+        db = database.open_for_reading(paths.index_file(root), root)
+    except StoreError:
+        return False
+    try:
+        return database.read_meta(db).get("complete") == "1"
+    finally:
+        db.close()
+
+
+def index_stats(root: Path) -> dict[str, Any]:
+    """`files`, `chunks`, `bytes` of the file on disk, and `embedder`. Raises `StoreError` without an index."""
+    root = checked_folder(root)
+    return _stats(paths.index_file(root), root)
+
+
+def _stats(file: Path, root: Path) -> dict[str, Any]:
+    db = database.open_for_reading(file, root)
+    try:
+        with database.damage_noticed(root):
+            files, chunks = counts(db)
+            meta = database.read_meta(db)
+    finally:
+        db.close()
+    return {
+        "repo": meta["root"],
+        "files": files,
+        "chunks": chunks,
+        "bytes": file.stat().st_size,
+        "embedder": meta["embedder"],
+        "complete": meta.get("complete") == "1",
+    }
+
+
+def known_indexes() -> list[dict[str, Any]]:
+    """`index_stats` of every usable index of this user, by repository."""
+    found = []
+    for file in sorted((paths.cache_dir() / "index").glob("*.db")):
+        try:
+            found.append(_stats(file, file))
+        except (StoreError, OSError):
+            continue
+    return sorted(found, key=lambda item: str(item["repo"]))

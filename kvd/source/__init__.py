@@ -1,0 +1,1 @@
+"""What is in a repository: its files as git sees them, their text, and the pieces worth recalling."""

@@ -1,0 +1,188 @@
+"""The files of a repository: what `git ls-files -co --exclude-standard` names and the disk still holds.
+
+Without git (no repository, no binary, a repository that git refuses) the folder is walked and `.gitignore` files
+are followed in Python. Links are never followed, neither as files nor as folders on the way to one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvd.errors import RepositoryError
+from kvd.source.walk import walk_folder
+
+MAX_FILES = 200_000
+"""More are not looked at, so that `kvd index /` ends; the rest is counted as skipped."""
+
+_GIT_TIMEOUT_S = 120
+
+# Where the user's own configuration is; every other GIT_* variable may point git at another repository.
+_KEPT_GIT_VARIABLES = {"GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_EXEC_PATH"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A regular file. `path` is relative to the root, with `/`, and is valid Unicode."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(slots=True)
+class Listing:
+    """The regular files in path order, and how many other things were passed over, by reason."""
+
+    files: list[FileEntry] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+def find_root(path: Path) -> Path:
+    """The resolved git root at or above `path`, else the folder itself.
+
+    Raises `RepositoryError` if there is no such path, it is not a folder, or it can't be read.
+    """
+    folder = checked_folder(path)
+    return _git_root(folder) or folder
+
+
+def checked_folder(path: Path) -> Path:
+    """`path` resolved; raises `RepositoryError` unless it is a readable folder."""
+    try:
+        folder = Path(os.path.realpath(path, strict=True))
+        if not folder.is_dir():
+            raise RepositoryError(f"{path} is not a folder", hint="give the folder of a repository")
+        with os.scandir(folder):
+            pass
+    except FileNotFoundError as error:
+        raise RepositoryError(f"there is no {path}", hint="give the folder of a repository") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RepositoryError(f"can't read {path}: {reason}", hint="give a folder that you can read") from error
+    return folder
+
+
+def list_files(root: Path) -> Listing:
+    """The files of the resolved folder `root`; deleted ones are left out, what is passed over is counted."""
+    names = _git_names(root)
+    return _stat_all(root, walk_folder(root, MAX_FILES + 1) if names is None else names)
+
+
+def _git_root(folder: Path) -> Path | None:
+    for candidate in (folder, *folder.parents):
+        marker = candidate / ".git"
+        try:
+            if (marker / "HEAD").is_file() or marker.is_file():
+                return candidate
+        except OSError:
+            continue
+    return None
+
+
+def git_environment() -> dict[str, str]:
+    """This process's environment without what a hook or a shell would use to redirect git."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_GIT_VARIABLES}
+    return kept | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def _git_names(root: Path) -> list[str] | None:
+    """Names from git, or None where git can't say."""
+    top = _git_root(root)
+    if top is None:
+        return None
+    # core.fsmonitor would run a program that the repository's own configuration names.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]
+    command += ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, env=git_environment(), timeout=_GIT_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    names = sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
+    # A folder that an outer repository ignores was asked for by name: git lists nothing there, the walk does.
+    return names if names or root == top else None
+
+
+def _stat_all(root: Path, names: Iterable[str]) -> Listing:
+    listing = Listing()
+    folders: dict[str, bool] = {"": True}
+    base = str(root)
+    for number, name in enumerate(names):
+        if number >= MAX_FILES:
+            listing.skipped["too many files"] += 1
+            continue
+        if not _is_unicode(name):
+            listing.skipped["unreadable name"] += 1
+        elif not _plain_folder(base, name.rstrip("/").rpartition("/")[0], folders):
+            listing.skipped["symlink"] += 1
+        else:
+            _stat_one(base, name, listing)
+    return listing
+
+
+def _stat_one(base: str, name: str, listing: Listing) -> None:
+    try:
+        status = os.lstat(f"{base}/{name}")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        listing.skipped["unreadable"] += 1
+        return
+    if stat.S_ISREG(status.st_mode):
+        listing.files.append(FileEntry(name, status.st_size, status.st_mtime_ns))
+    elif stat.S_ISLNK(status.st_mode):
+        listing.skipped["symlink"] += 1
+    elif stat.S_ISDIR(status.st_mode):
+        # git names a folder only where another repository starts: a submodule, a worktree, a clone.
+        listing.skipped["submodule"] += 1
+    else:
+        listing.skipped["not a file"] += 1
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain_folder(base: str, folder: str, known: dict[str, bool]) -> bool:
+    """Whether no component of `folder` is a link: a tracked folder may have been replaced by one."""
+    missing: list[str] = []
+    while folder not in known:
+        missing.append(folder)
+        folder = folder.rpartition("/")[0]
+    plain = known[folder]
+    for name in reversed(missing):
+        plain = plain and not os.path.islink(f"{base}/{name}")
+        known[name] = plain
+    return plain
+
+
+def read_file(root: Path, path: str, limit: int) -> bytes | None:
+    """The content, or None if it can't be read, is longer than `limit` bytes, or is not a plain file any more."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(root / path, flags)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return data if len(data) <= limit else None

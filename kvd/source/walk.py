@@ -1,0 +1,88 @@
+"""A plain folder's files in Python, for where git can't list them; `.gitignore` files are followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pathspec
+
+_IGNORE_FILE_LIMIT = 1_000_000
+
+# Ignored although a folder without git may have no .gitignore to say so.
+_NEVER_ENTERED = {".git", ".hg", ".svn", ".jj", "node_modules", "__pycache__", ".venv", ".tox", ".mypy_cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The patterns of one ignore file; `folder` ("" or "a/b/") is what they are relative to."""
+
+    folder: str
+    spec: pathspec.GitIgnoreSpec
+
+    def verdict(self, path: str) -> bool | None:
+        """Ignored, expressly not ignored, or nothing said."""
+        return self.spec.check_file(path[len(self.folder) :]).include
+
+
+def walk_folder(root: Path, limit: int) -> Iterator[str]:
+    """Paths relative to `root` in order, at most `limit`; folders that are repositories end with `/`.
+
+    Links are named but not entered, so there are no loops. A folder that is ignored is not entered, and ignore
+    files in it don't count: nothing in it can be included again. That is git's rule.
+    """
+    given = 0
+    first = _read_rules(root / ".git" / "info" / "exclude", "")
+    stack: list[tuple[str, tuple[_Rules, ...]]] = [("", first)]
+    while stack:
+        folder, rules = stack.pop()
+        rules += _read_rules(root / folder / ".gitignore", folder)
+        inner: list[str] = []
+        for name, is_folder in _entries(root / folder):
+            path = folder + name
+            if is_folder and (name in _NEVER_ENTERED or _ignored(path + "/", rules)):
+                continue
+            if is_folder and not (root / path / ".git").exists():
+                inner.append(path + "/")
+            elif is_folder or not _ignored(path, rules):
+                yield path + "/" if is_folder else path
+                given += 1
+                if given >= limit:
+                    return
+        stack += [(path, rules) for path in reversed(inner)]
+
+
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError:
+        return []
+
+
+def _read_rules(file: Path, folder: str) -> tuple[_Rules, ...]:
+    try:
+        if file.is_symlink() or not file.is_file():
+            return ()
+        with file.open("rb") as handle:
+            text = handle.read(_IGNORE_FILE_LIMIT).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    lines = []
+    for line in text.removeprefix("\ufeff").splitlines():
+        try:
+            pathspec.GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            continue
+        lines.append(line)
+    return (_Rules(folder, pathspec.GitIgnoreSpec.from_lines(lines)),)
+
+
+def _ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
+    for rule in reversed(rules):
+        verdict = rule.verdict(path)
+        if verdict is not None:
+            return verdict
+    return False
