@@ -58,9 +58,7 @@ class _Done:
     reason: str
 
 
-def _set_up(
-    model: str | None, source: Source, machine: Machine, progress: ProgressCallback, *, quiet: bool
-) -> _Done:
+def _set_up(model: str | None, source: Source, machine: Machine, progress: ProgressCallback, *, quiet: bool) -> _Done:
     if model is not None and _is_path(model):
         active = use_file(Path(model), progress)
         return _Done(active, find(active.name), "the file you named")
@@ -82,9 +80,7 @@ def _set_up(
 
 
 def _is_path(model: str) -> bool:
-    return find(model) is None and (
-        os.sep in model or model.lower().endswith(".gguf") or Path(model).exists()
-    )
+    return find(model) is None and (os.sep in model or model.lower().endswith(".gguf") or Path(model).exists())
 
 
 def _title(entry: CatalogueEntry) -> str:
@@ -140,12 +136,8 @@ def _print_list(machine: Machine, as_json: bool) -> None:
         typer.echo(f"{current.name}: {current.path}  active")
 
 
-def _list_row(
-    entry: CatalogueEntry, current: ActiveModel | None, suggested: CatalogueEntry
-) -> dict[str, Any]:
-    sources = ([Source.HUB.value] if entry.hub_url else []) + (
-        [Source.PACKAGES.value] if entry.packages else []
-    )
+def _list_row(entry: CatalogueEntry, current: ActiveModel | None, suggested: CatalogueEntry) -> dict[str, Any]:
+    sources = ([Source.HUB.value] if entry.hub_url else []) + ([Source.PACKAGES.value] if entry.packages else [])
     return {
         "name": entry.name,
         "parameters": entry.parameters,

@@ -64,9 +64,7 @@ def use_file(path: Path, progress: ProgressCallback | None = None) -> ActiveMode
     return _activate(ActiveModel(entry.name if entry else path.stem, path, sha256))
 
 
-def use_catalogue(
-    name: str, progress: ProgressCallback | None = None, source: Source = Source.AUTO
-) -> ActiveModel:
+def use_catalogue(name: str, progress: ProgressCallback | None = None, source: Source = Source.AUTO) -> ActiveModel:
     """Fetch a model of the catalogue unless it is here already, and make it the active one.
 
     Raises `UsageError` for an unknown name, `DownloadError` where it can't be had.
@@ -149,9 +147,7 @@ def _activate(model: ActiveModel) -> ActiveModel:
     def change(record: dict[str, Any]) -> None:
         record["active"] = {"name": model.name, "path": str(model.path)}
         record["hashes"] = {
-            path: known
-            for path, known in record["hashes"].items()
-            if path == str(model.path) or Path(path).exists()
+            path: known for path, known in record["hashes"].items() if path == str(model.path) or Path(path).exists()
         }
         record["hashes"][str(model.path)] = {**_stamp(model.path), "sha256": model.sha256}
 
@@ -176,9 +172,7 @@ def _hash(path: Path, record: dict[str, Any], progress: ProgressCallback | None 
         known = record["hashes"].get(str(path))
         if isinstance(known, dict) and known == {**stamp, "sha256": known.get("sha256")}:
             return str(known["sha256"])
-        sha256 = hash_file(
-            path, lambda done: progress(Progress("verify", done, stamp["size"])) if progress else None
-        )
+        sha256 = hash_file(path, lambda done: progress(Progress("verify", done, stamp["size"])) if progress else None)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}", hint="kvd setup") from error
     _remember(path, {**stamp, "sha256": sha256})

@@ -31,9 +31,7 @@ class Source(StrEnum):
     PACKAGES = "packages"
 
 
-def fetch(
-    entry: CatalogueEntry, progress: ProgressCallback | None = None, source: Source = Source.AUTO
-) -> Path:
+def fetch(entry: CatalogueEntry, progress: ProgressCallback | None = None, source: Source = Source.AUTO) -> Path:
     """Fetch the file and return its place in the models folder.
 
     Two fetches of one user take turns; the second finds what the first brought. Raises `DownloadError` when
@@ -45,7 +43,6 @@ def fetch(
     target = paths.models_dir() / entry.file
     work = target.parent / ".partial" / entry.file
     try:
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
         wait = Progress("wait", message="another kvd setup is fetching a model")
         with locked(target.parent / ".fetch.lock", lambda: report(wait)):
             if not (target.is_file() and _verified(target, entry, report)):
@@ -84,6 +81,8 @@ def _fetch_from(sources: list[Source], entry: CatalogueEntry, work: Path, report
 
 
 def _fetch_one(source: Source, entry: CatalogueEntry, work: Path, report: ProgressCallback) -> Path:
+    # Anew for each source: a wrong file takes the whole folder with it.
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = work / "file"
     if source is Source.HUB:
         _check_space(work, entry.size - size_of(part))
@@ -131,6 +130,4 @@ def _disk_error(error: OSError, folder: Path) -> DownloadError:
             f"the disk of {folder} is full",
             hint="free some space and run: kvd setup (it goes on where it stopped)",
         )
-    return DownloadError(
-        f"can't write to {folder}: {error.strerror or error}", hint=f"chmod -R u+rwX '{folder}'"
-    )
+    return DownloadError(f"can't write to {folder}: {error.strerror or error}", hint=f"chmod -R u+rwX '{folder}'")

@@ -97,6 +97,4 @@ def check_gguf(path: Path) -> None:
         raise ModelError(f"{path} holds a vocabulary but no weights", hint=other)
     if _SPLIT.search(path.name):
         # The fingerprint of stored KV covers one file; other shards could change unnoticed.
-        raise ModelError(
-            f"{path} is one part of a split model", hint="llama-gguf-split --merge FIRST.gguf WHOLE.gguf"
-        )
+        raise ModelError(f"{path} is one part of a split model", hint="llama-gguf-split --merge FIRST.gguf WHOLE.gguf")

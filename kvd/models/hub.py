@@ -47,9 +47,7 @@ def download(url: str, part: Path, size: int, report: ProgressCallback) -> None:
     `OSError` when the disk refuses.
     """
     if not _is_secure(url):
-        raise UsageError(
-            f"refusing to fetch a model over an open connection: {url}", hint="HF_ENDPOINT=https://..."
-        )
+        raise UsageError(f"refusing to fetch a model over an open connection: {url}", hint="HF_ENDPOINT=https://...")
     host = urlsplit(url).hostname
     failed = 0
     reached = False

@@ -50,9 +50,7 @@ class Machine:
         if not self.gpu:
             return f"{cores}, {memory}, no GPU"
         gpu = f"{self.gpu} with {self.gpu_memory / 1e9:.0f} GB" if self.gpu_memory else self.gpu
-        return f"{cores}, {memory}, {gpu}" + (
-            "" if self.gpu_build else " (not used: llama.cpp is built without it)"
-        )
+        return f"{cores}, {memory}, {gpu}" + ("" if self.gpu_build else " (not used: llama.cpp is built without it)")
 
 
 def choose(machine: Machine, *, hub: bool = True) -> CatalogueEntry:
@@ -171,9 +169,7 @@ def _gpu(root: Path) -> tuple[str, int]:
         return ("Apple GPU", _sysctl("hw.memsize") * 2 // 3) if apple else ("", 0)
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "", 0
-    found = parse_nvidia_smi(
-        _run("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    )
+    found = parse_nvidia_smi(_run("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"))
     if found[0]:
         return found
     for information in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):

@@ -72,9 +72,7 @@ def _download(requirement: str, folder: Path, tick: Callable[[int], None]) -> Pa
         if code == 0 and len(wheels) == 1:
             return wheels[0]
         if "No module named pip" in output:
-            raise DownloadError(
-                "this Python has no pip to fetch with", hint=f"{sys.executable} -m ensurepip --upgrade"
-            )
+            raise DownloadError("this Python has no pip to fetch with", hint=f"{sys.executable} -m ensurepip --upgrade")
         if "No matching distribution" in output:
             raise DownloadError(f"the package index has no {requirement}")
     raise DownloadError(f"pip can't download {requirement}: {_last_error(output)}")
