@@ -20,6 +20,16 @@ from kvd.daemon.logs import describe_fault
 from kvd.errors import BusyError, KvdError, UnavailableError, UsageError
 from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RpcError
+from kvd.rpc.params import (
+    AskParams,
+    GcParams,
+    IndexParams,
+    InitializeParams,
+    SearchParams,
+    ShutdownParams,
+    StatusParams,
+    parse_params,
+)
 from kvd.rpc.peer import peer_uid
 from kvd.service.asker import Question
 from kvd.service.service import Service
@@ -29,6 +39,7 @@ _log = logging.getLogger(__name__)
 MAX_CLIENTS = 128
 _THREADS = 32
 _CHORES_SECONDS = 15.0
+_GOODBYE_SECONDS = 2.0
 _QUIET = frozenset({"initialize", "status", "shutdown"})
 
 
@@ -39,17 +50,18 @@ class Daemon:
         self._place = place
         self._service = service
         self._clients: set[Connection] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._started = time.time()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Emit], Awaitable[Message]]]] = {
-            "initialize": (messages.InitializeParams, self._initialize),
-            "status": (messages.StatusParams, self._status),
-            "index": (messages.IndexParams, self._index),
-            "search": (messages.SearchParams, self._search),
-            "ask": (messages.AskParams, self._ask),
-            "gc": (messages.GcParams, self._gc),
-            "shutdown": (messages.ShutdownParams, self._shutdown),
+            "initialize": (InitializeParams, self._initialize),
+            "status": (StatusParams, self._status),
+            "index": (IndexParams, self._index),
+            "search": (SearchParams, self._search),
+            "ask": (AskParams, self._ask),
+            "gc": (GcParams, self._gc),
+            "shutdown": (ShutdownParams, self._shutdown),
         }
 
     async def run(self) -> None:
@@ -69,6 +81,8 @@ class Daemon:
         self._place.leave()
         for client in list(self._clients):
             client.close()
+        if self._serving:
+            await asyncio.wait(list(self._serving), timeout=_GOODBYE_SECONDS)
         _log.info("kvd ends, pid %d", os.getpid())
 
     def stop(self) -> None:
@@ -111,10 +125,13 @@ class Daemon:
             return
         client = Connection(reader, writer, self._dispatch, _QUIET)
         self._clients.add(client)
+        task = asyncio.create_task(client.run())
+        self._serving.add(task)
         try:
-            await client.run()
+            await task
         finally:
             self._clients.discard(client)
+            self._serving.discard(task)
 
     def _make_room(self) -> bool:
         """Close the client that has been silent for longest, if one has nothing in flight."""
@@ -134,7 +151,7 @@ class Daemon:
         kind, method = self._methods[request.method]
         started, outcome = time.monotonic(), "failed"
         try:
-            result = await method(messages.parse_params(kind, request.params), emit)
+            result = await method(parse_params(kind, request.params), emit)
             outcome = "ok"
             return result
         except KvdError as error:
@@ -146,7 +163,7 @@ class Daemon:
         finally:
             _log.info("%s %s in %.0f ms", request.method, outcome, (time.monotonic() - started) * 1000)
 
-    async def _initialize(self, params: messages.InitializeParams, emit: Emit) -> Message:
+    async def _initialize(self, params: InitializeParams, emit: Emit) -> Message:
         return {
             "version": kvd.__version__,
             "protocol": messages.PROTOCOL,
@@ -155,7 +172,7 @@ class Daemon:
             "stopping": self._stop.is_set(),
         }
 
-    async def _status(self, params: messages.StatusParams, emit: Emit) -> Message:
+    async def _status(self, params: StatusParams, emit: Emit) -> Message:
         daemon = {
             "version": kvd.__version__,
             "pid": os.getpid(),
@@ -166,14 +183,14 @@ class Daemon:
         }
         return {"running": True, "daemon": daemon, **await self._service.status()}
 
-    async def _index(self, params: messages.IndexParams, emit: Emit) -> Message:
+    async def _index(self, params: IndexParams, emit: Emit) -> Message:
         return await self._service.index(messages.check_folder(params.path), params.background, emit)
 
-    async def _search(self, params: messages.SearchParams, emit: Emit) -> Message:
+    async def _search(self, params: SearchParams, emit: Emit) -> Message:
         query = messages.check_text("query", params.query)
         return await self._service.search(query, messages.check_folder(params.repo), params.top_k, emit)
 
-    async def _ask(self, params: messages.AskParams, emit: Emit) -> Message:
+    async def _ask(self, params: AskParams, emit: Emit) -> Message:
         question = Question(
             text=messages.check_text("question", params.question),
             received=time.monotonic(),
@@ -184,10 +201,10 @@ class Daemon:
         )
         return await self._service.ask(messages.check_folder(params.repo), question, emit)
 
-    async def _gc(self, params: messages.GcParams, emit: Emit) -> Message:
+    async def _gc(self, params: GcParams, emit: Emit) -> Message:
         return await self._service.gc()
 
-    async def _shutdown(self, params: messages.ShutdownParams, emit: Emit) -> Message:
+    async def _shutdown(self, params: ShutdownParams, emit: Emit) -> Message:
         if params.mode not in ("drain", "cancel"):
             raise UsageError("mode must be drain or cancel")
         if params.mode == "cancel":

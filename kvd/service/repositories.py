@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from kvd.service.indexer import has_index, update_index
 from kvd.service.threads import run_cancellable
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
+
+FIRST_INDEX = "first-index"
+"""The stage that tells that a repository has no complete index yet; its message is the root."""
 
 _PROGRESS_SECONDS = 0.05
 
@@ -42,14 +46,17 @@ class Repositories:
         try:
             async with work.turn:
                 report = _throttled(asyncio.get_running_loop(), work.listeners)
-                return await run_cancellable(lambda cancelled: update_index(root, settings, report, cancelled))
+
+                def run(cancelled: Callable[[], bool]) -> IndexSummary:
+                    if not has_index(root):
+                        report(Progress(FIRST_INDEX, message=str(root)))
+                    return update_index(root, settings, report, cancelled)
+
+                return await run_cancellable(run)
         finally:
             work.listeners.remove(on_progress)
             if not work.listeners:
                 self._work.pop(root, None)
-
-    async def has_index(self, root: Path) -> bool:
-        return await asyncio.to_thread(has_index, root)
 
     async def search(self, root: Path, query: str, top_k: int) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant."""

@@ -1,0 +1,87 @@
+"""Results of the daemon as text."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from .text import clean, clean_line
+
+__all__ = ["Stream", "clean_line", "index_line", "source_line", "source_lines", "stats_line"]
+
+
+class Stream:
+    """Writes an answer as it comes. `quiet`: writes nothing."""
+
+    def __init__(self, out: TextIO, quiet: bool) -> None:
+        self._out = out
+        self._quiet = quiet
+        self._at_line_start = True
+        self.begun = False
+
+    def write(self, text: str) -> None:
+        text = clean(text)
+        if self._quiet or not text:
+            return
+        self._out.write(text)
+        self._out.flush()
+        self.begun = True
+        self._at_line_start = text.endswith("\n")
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """End the answer's last line; writes the whole answer if none of it came before."""
+        if not self.begun:
+            self.write(str(result.get("answer", "")))
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Leave the line that is begun, so that an error stands on its own."""
+        if not self._at_line_start:
+            self._at_line_start = True
+            self._out.write("\n")
+            self._out.flush()
+
+
+def source_line(source: dict[str, Any]) -> str:
+    """`path:first-last  scope`"""
+    place = f"{source['path']}:{source['start_line']}-{source['end_line']}"
+    return clean_line(f"{place}  {source['symbol']}").rstrip()
+
+
+def source_lines(result: dict[str, Any]) -> list[str]:
+    """The list of sources, those that the answer cites with a `*`."""
+    if not result["sources"]:
+        return []
+    marked = [f"  {'*' if source.get('cited') else ' '} {source_line(source)}" for source in result["sources"]]
+    return ["", "Sources:", *marked]
+
+
+def stats_line(result: dict[str, Any]) -> str:
+    """What was recalled, where it came from, and how soon the answer began."""
+    tokens, times = result["tokens"], result["timings_ms"]
+    memory = tokens["resident"] + tokens["reused_hot"]
+    parts = [
+        f"{count:,} {how}"
+        for count, how in (
+            (memory, "from memory"),
+            (tokens["reused_cold"], "from disk"),
+            (tokens["recomputed"] + tokens["prefilled"], "computed"),
+        )
+        if count
+    ]
+    detail = f" ({', '.join(parts)})" if parts else ""
+    loaded = f" · model loaded in {times['model_load'] / 1000:.1f} s" if times["model_load"] else ""
+    first = f"first word after {times['ttft'] / 1000:.1f} s"
+    return f"{tokens['recalled']:,} tokens of code recalled{detail} · {first}{loaded}"
+
+
+def index_line(summary: dict[str, Any]) -> str:
+    """One line about a run of the indexer."""
+    done = [f"{summary[kind]:,} {kind}" for kind in ("added", "changed", "deleted", "unchanged") if summary[kind]]
+    line = f"indexed {summary['repo']}: {summary['files']:,} files, {summary['chunks']:,} chunks"
+    line += f" ({', '.join(done)})" if done else ""
+    skipped = summary["skipped"]
+    if skipped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+        line += f", skipped {sum(skipped.values()):,} ({reasons})"
+    line += f", in {summary['seconds']:.1f} s"
+    return clean_line(line + (f"; made anew: {summary['rebuilt']}" if summary["rebuilt"] else ""))

@@ -1,0 +1,51 @@
+"""Which commands there are. Each imports what it needs when it runs, so that `kvd` starts at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import kvd
+
+from . import daemon_commands, repository_commands
+
+
+def build_app(arguments: list[str]) -> typer.Typer:
+    """The commands; `setup`, whose options need the model packages, only where `arguments` may mean it."""
+    app = typer.Typer(
+        name="kvd",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    if not arguments or arguments[0] == "setup" or arguments[0].startswith("-"):
+        from .setup import setup
+
+        app.command()(setup)
+    for command in (
+        repository_commands.index,
+        repository_commands.search,
+        repository_commands.ask,
+        daemon_commands.status,
+        daemon_commands.start,
+        daemon_commands.stop,
+        daemon_commands.logs,
+        daemon_commands.gc,
+    ):
+        app.command()(command)
+    return app
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+) -> None:
+    """A local code assistant that remembers your repository: answers start at once, nothing leaves the machine."""
+    if version:
+        typer.echo(f"kvd {kvd.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,101 @@
+"""`kvd status`, `kvd start`, `kvd stop`, `kvd logs`, `kvd gc`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvd.errors import UnavailableError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+_NOW_SECONDS = 30.0
+
+
+def status(as_json: Json = False) -> None:
+    """What runs, what is loaded, what is stored. Starts nothing."""
+    from kvd.rpc.client import Client
+
+    from . import states
+
+    client = Client.running()
+    if client is None:
+        state = states.without_daemon()
+    else:
+        with client:
+            state = client.call("status", {}, timeout=15.0)
+    typer.echo(json.dumps(state) if as_json else "\n".join(states.lines(state)))
+
+
+def start() -> None:
+    """Start the daemon. Other commands do that by themselves."""
+    from kvd.rpc.client import Client
+
+    with Client.connect() as client:
+        typer.echo(f"running, pid {client.server['pid']}")
+
+
+def stop(
+    now: Annotated[bool, typer.Option("--now", help="Cancel what is being answered.")] = False,
+) -> None:
+    """Stop the daemon when it has answered what it was asked."""
+    from kvd.rpc.client import Client
+    from kvd.rpc.launch import try_connect
+
+    sock = try_connect()
+    if sock is None:
+        typer.echo("not running")
+        return
+    with Client(sock) as client:
+        try:
+            result = client.call("shutdown", {"mode": "cancel" if now else "drain"}, timeout=10.0)
+        except UnavailableError:
+            if not now:
+                raise
+            client.kill()
+            result = {}
+        if result.get("active") and not now:
+            typer.echo(f"waiting for {result['active']} requests (kvd stop --now cancels them)", err=True)
+        if not client.wait_closed(_NOW_SECONDS if now else None):
+            client.kill()
+    typer.echo("stopped")
+
+
+def logs(
+    lines: Annotated[int, typer.Option("-n", metavar="N", min=0, help="Print the last N lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what comes.")] = False,
+) -> None:
+    """Print the daemon's log. It holds no questions and no code."""
+    from kvd import paths
+
+    from .tail import follow_file, last_lines
+
+    file = paths.log_file()
+    for line in last_lines(file, lines):
+        typer.echo(line)
+    if not follow:
+        return
+    for line in follow_file(file):
+        typer.echo(line)
+        sys.stdout.flush()
+
+
+def gc(as_json: Json = False) -> None:
+    """Bring the KV store under its cap, and give the space back."""
+    from kvd.rpc.client import Client
+
+    from .text import file_size
+
+    with Client.connect() as client:
+        result: dict[str, Any] = client.call("gc", {})
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    store = result["store"]
+    typer.echo(
+        f"freed {file_size(result['freed_bytes'])}; the store has {file_size(store.get('file_bytes', 0))}"
+        f" of at most {file_size(store['cap_bytes'])}"
+    )

@@ -1,0 +1,122 @@
+"""`kvd index`, `kvd search`, `kvd ask`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvd.errors import RepositoryError
+from kvd.rpc.messages import check_text
+
+from . import answers
+from .progress import Stages
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Repo = Annotated[
+    str | None,
+    typer.Option("--repo", metavar="PATH", help="The repository; otherwise the one you are in."),
+]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Recall at most N chunks.")]
+
+
+def index(
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Anywhere in the repository.")] = ".",
+    background: Annotated[bool, typer.Option("--background", help="Don't wait for it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Index a repository, or bring its index up to date."""
+    result = _call("index", {"path": _absolute(path), "background": background})
+    if as_json:
+        typer.echo(json.dumps(result))
+    elif background:
+        typer.echo(f"indexing {answers.clean_line(result['repo'])} in the background, see: kvd status")
+    else:
+        typer.echo(answers.index_line(result))
+
+
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, names or a question.")],
+    repo: Repo = None,
+    top_k: TopK = None,
+    as_json: Json = False,
+) -> None:
+    """Find the chunks of code that a query is about. Needs no model."""
+    check_text("query", query)
+    result = _call("search", {"query": query, "repo": _absolute(repo or "."), "top_k": top_k})
+    if as_json:
+        typer.echo(json.dumps(result))
+    elif not result["sources"]:
+        typer.echo("nothing found")
+    else:
+        for source in result["sources"]:
+            typer.echo(answers.source_line(source))
+
+
+def ask(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="In your own words, in quotes.")],
+    repo: Repo = None,
+    top_k: TopK = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", metavar="TOKENS", help="Recall at most so many tokens of code.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="End the answer after N tokens.")
+    ] = None,
+    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask about a repository; the answer names its sources."""
+    check_text("question", question)
+    params = {
+        "question": question,
+        "repo": _absolute(repo or "."),
+        "top_k": top_k,
+        "budget": budget,
+        "max_tokens": max_tokens,
+        "reuse": False if no_reuse else None,
+    }
+    stream = answers.Stream(sys.stdout, quiet=as_json)
+    result = _call("ask", params, stream)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    stream.finish(result)
+    for line in answers.source_lines(result):
+        typer.echo(line)
+    typer.secho(answers.stats_line(result), dim=True)
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise RepositoryError("the working folder does not exist any more", hint="cd to another") from None
+
+
+def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = None) -> dict[str, Any]:
+    """Call the daemon, showing stages on stderr and handing tokens to `stream`."""
+    from kvd.rpc.client import Client
+
+    stages = Stages()
+
+    def on_progress(value: dict[str, Any]) -> None:
+        if value.get("kind") == "token":
+            if stream is not None:
+                stages.close()
+                stream.write(str(value.get("text", "")))
+        elif stream is None or not stream.begun:
+            stages.show(value)
+
+    try:
+        with Client.connect() as client:
+            return client.call(method, params, on_progress)
+    except BaseException:
+        if stream is not None:
+            stream.break_off()
+        raise
+    finally:
+        stages.close()

@@ -1,0 +1,94 @@
+"""`kvd status` as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .text import clean_line, duration, file_size
+
+
+def without_daemon() -> dict[str, Any]:
+    """What can be said when no daemon runs."""
+    from kvd import paths
+    from kvd.config import load_settings
+
+    file = paths.store_file()
+    size = file.stat().st_size if file.exists() else 0
+    return {"running": False, "store": {"file_bytes": size, "cap_bytes": load_settings().store_bytes}}
+
+
+def lines(state: dict[str, Any]) -> list[str]:
+    """One line for each part, a few words at its start to look for."""
+    if not state["running"]:
+        return ["daemon   not running (the next command starts it)", _store_line(state["store"])]
+    shown = [
+        _daemon_line(state["daemon"]),
+        _model_line(state),
+        _engine_line(state["engine"], state["reuse_setting"]),
+        *_pool_lines(state["engine"]),
+        _store_line(state["store"]),
+        *_index_lines(state),
+    ]
+    if state["settings_error"]:
+        shown.append(f"settings {state['settings_error']}")
+    return [clean_line(line) for line in shown]
+
+
+def _daemon_line(daemon: dict[str, Any]) -> str:
+    verb = "stopping" if daemon["stopping"] else "running"
+    work = f", {daemon['active']} requests at work" if daemon["active"] else ""
+    up = duration(daemon["uptime_seconds"])
+    return f"daemon   {verb}, kvd {daemon['version']}, pid {daemon['pid']}, up {up}{work}"
+
+
+def _model_line(state: dict[str, Any]) -> str:
+    model = state["model"]
+    if model is None:
+        return "model    none, run: kvd setup"
+    return f"model    {model['error'] or model['name']}"
+
+
+def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:
+    if engine["state"] == "stopped":
+        setting = "" if reuse_setting else "; reuse off in the settings"
+        return f"engine   not loaded (the next question loads it){setting}"
+    parts = [engine["state"]]
+    if engine.get("reuse"):
+        reason = engine.get("reuse_reason")
+        parts.append(f"reuse {engine['reuse']}" + (f" ({reason})" if reason else ""))
+    if engine.get("gpu"):
+        parts.append(f"on {engine['gpu']}")
+    if engine["waiting"]:
+        parts.append(f"{engine['waiting']} questions waiting")
+    return f"engine   {', '.join(parts)}"
+
+
+def _pool_lines(engine: dict[str, Any]) -> list[str]:
+    pool = engine.get("pool")
+    if not pool:
+        return []
+    used, size = file_size(pool.get("used_bytes", 0)), file_size(pool.get("bytes", 0))
+    return [f"pool     {used} of {size}, {pool.get('blocks', 0):,} blocks"]
+
+
+def _store_line(store: dict[str, Any]) -> str:
+    line = f"store    {file_size(store.get('file_bytes', 0))} of {file_size(store['cap_bytes'])}"
+    if "blocks" in store:
+        line += f", {store['blocks']:,} blocks"
+    for name, words in (("lost_blocks", "not written"), ("corrupt_blocks", "dropped as damaged")):
+        if store.get(name):
+            line += f", {store[name]:,} {words}"
+    return line
+
+
+def _index_lines(state: dict[str, Any]) -> list[str]:
+    busy = set(state["indexing"])
+    known = [_index_line(entry, str(entry.get("repo")) in busy) for entry in state["indexes"]]
+    new = busy - {str(entry.get("repo")) for entry in state["indexes"]}
+    return [*known, *(f"index    {root}: being made" for root in sorted(new))] or ["index    none yet"]
+
+
+def _index_line(entry: dict[str, Any], busy: bool) -> str:
+    line = f"index    {entry.get('repo')}: {entry.get('files', 0):,} files, {entry.get('chunks', 0):,} chunks"
+    line += f", {file_size(entry.get('bytes', 0))}"
+    return line + (", being updated" if busy else "")
