@@ -6,6 +6,7 @@ common the word is and which words meet in a chunk.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 
@@ -13,15 +14,15 @@ import apsw
 
 from kvd.recall import database
 from kvd.recall.embed import default_embedder, label
-from kvd.recall.index import as_int8
+from kvd.recall.index import as_int8, scale
 
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
 
-_MAX_VECTORS = 100
-_MAX_CANDIDATES = 400
-_MAX_ROWS = 20_000
-"""Rows read for one word: a word that is in more chunks than that tells them apart too little."""
+_MAX_VECTORS = 50
+_MAX_CANDIDATES = 250
+_MAX_ROWS = 4_000
+"""Postings read for one question."""
 
 BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
 """BM25 weights of the columns."""
@@ -77,13 +78,16 @@ def _lexical(
     db: apsw.Connection, asked: list[str], rows: dict[str, int], importance: dict[str, float]
 ) -> dict[int, Candidate]:
     found: dict[int, Candidate] = {}
+    read = 0
     for term in asked:
-        if not 0 < rows[term] <= _MAX_ROWS:
+        # From the rarest on: what is in most chunks tells them apart too little to be worth reading.
+        if not rows[term] or (read and read + rows[term] > _MAX_ROWS):
             continue
+        read += rows[term]
         # A quoted string has no syntax; words hold no quotes, but doubling them costs nothing.
         quoted = '"' + term.replace('"', '""') + '"'
-        for number, rank in db.execute(
-            "SELECT rowid, bm25(words, ?, ?, ?) FROM words WHERE words MATCH ?", (BODY, PATH, SYMBOLS, quoted)
+        for number, rank in database.rows(
+            db, "SELECT rowid, bm25(words, ?, ?, ?) FROM words WHERE words MATCH ?", (BODY, PATH, SYMBOLS, quoted)
         ):
             item = found.get(number)
             if item is None:
@@ -100,20 +104,23 @@ def _add_similar(db: apsw.Connection, query: str, terms: list[str], candidates: 
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
     vector = as_int8(embedder.embed_query(" ".join(terms))).tobytes()
-    for number, distance in db.execute(
-        "SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?", (vector, _MAX_VECTORS)
+    twice = 2.0 * scale(embedder.dimension) ** 2
+    for number, distance in database.rows(
+        db, "SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?", (vector, _MAX_VECTORS)
     ):
-        if distance is not None:
-            candidates.setdefault(int(number), Candidate()).similarity = 1.0 - float(distance)
+        candidates.setdefault(number, Candidate()).similarity = 1.0 - distance**2 / twice
 
 
 def _describe(db: apsw.Connection, candidates: dict[int, Candidate]) -> None:
-    for number, item in list(candidates.items()):
-        row = db.execute(
-            "SELECT path, symbols FROM chunks JOIN files ON files.id = file_id WHERE chunks.id = ?", (number,)
-        ).fetchall()
-        if not row:
-            del candidates[number]
-            continue
-        item.path = str(row[0][0])
-        item.symbols = tuple(str(row[0][1]).split("\n")) if row[0][1] else ()
+    """Fill in path and symbols; what has no chunk any more goes."""
+    found = database.rows(
+        db,
+        "SELECT chunks.id, files.path, symbols FROM json_each(?) AS wanted JOIN chunks ON chunks.id = wanted.value"
+        " JOIN files ON files.id = file_id",
+        (json.dumps(list(candidates)),),
+    )
+    for number, path, symbols in found:
+        candidates[number].path = path
+        candidates[number].symbols = tuple(symbols.split("\n")) if symbols else ()
+    for number in [number for number, item in candidates.items() if not item.path]:
+        del candidates[number]

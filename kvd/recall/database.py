@@ -69,7 +69,7 @@ class DamagedIndexError(Exception):
 def create_vectors(db: apsw.Connection, dimension: int) -> None:
     """Make the empty table of vectors; one that is there goes away with what it holds."""
     db.execute("DROP TABLE IF EXISTS vectors")
-    db.execute(f"CREATE VIRTUAL TABLE vectors USING vec0 (embedding int8[{int(dimension)}] distance_metric=cosine)")
+    db.execute(f"CREATE VIRTUAL TABLE vectors USING vec0 (embedding int8[{int(dimension)}])")
 
 
 def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Connection, str]:
@@ -102,7 +102,7 @@ def open_for_reading(path: Path, root: Path) -> apsw.Connection:
     if not path.exists():
         raise StoreError(f"there is no index of {root}", hint=hint)
     try:
-        db = _open(path)
+        db = _open(path, thorough=False)
     except DamagedIndexError as error:
         raise StoreError(f"the index of {root} can't be used: {error}", hint=hint) from error
     except (apsw.Error, OSError) as error:
@@ -171,14 +171,16 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     return db
 
 
-def _open(path: Path) -> apsw.Connection:
+def _open(path: Path, thorough: bool = True) -> apsw.Connection:
     """Open what should be an index; `DamagedIndexError` if it isn't one, `StoreError` if it is a newer one."""
     try:
         db = _connect(path, apsw.SQLITE_OPEN_READWRITE)
     except _DAMAGE as error:
         raise DamagedIndexError(f"damaged file: {error}") from error
     try:
-        _check(db, path)
+        _check_version(db, path)
+        if thorough:
+            _check_content(db, path)
     except (*_DAMAGE, apsw.SQLError) as error:
         db.close()
         raise DamagedIndexError(f"damaged file: {error}") from error
@@ -188,7 +190,7 @@ def _open(path: Path) -> apsw.Connection:
     return db
 
 
-def _check(db: apsw.Connection, path: Path) -> None:
+def _check_version(db: apsw.Connection, path: Path) -> None:
     version = db.pragma("user_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise StoreError(
@@ -197,6 +199,9 @@ def _check(db: apsw.Connection, path: Path) -> None:
         )
     if version < SCHEMA_VERSION:
         raise DamagedIndexError("unfinished or older file")
+
+
+def _check_content(db: apsw.Connection, path: Path) -> None:
     for table, columns in _COLUMNS.items():
         there = [str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")]
         if there != columns.split():

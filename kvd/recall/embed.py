@@ -44,6 +44,7 @@ _GRAM_SIZES = (3, 4, 5)
 _WORD_WEIGHT = 1.0
 _GRAMS_WEIGHT = 0.6
 _MAX_WORDS = 4_000
+_LONGEST_PART = 16
 
 
 def _set(text: str) -> frozenset[str]:
@@ -114,6 +115,9 @@ def _features(word: str, dimension: int) -> tuple[NDArray[np.intp], NDArray[np.f
 
 
 def _grams(word: str) -> list[str]:
+    if len(word) > _LONGEST_PART or "_" in word:
+        # A whole identifier: its parts stand beside it and have n-grams of their own.
+        return []
     marked = f"<{word}>"
     return [marked[i : i + n] for n in _GRAM_SIZES for i in range(len(marked) - n + 1) if n < len(marked)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -225,12 +226,16 @@ def counts(db: apsw.Connection) -> tuple[int, int]:
 
 
 def as_int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Rows scaled so that the largest component is 127: cosines don't depend on a row's scale."""
+    """Rows of length 1 as whole numbers, all to the same scale, so that distances give the order of cosines."""
     import numpy as np
 
-    largest = np.abs(vectors).max(axis=-1, keepdims=True)
-    scaled: NDArray[np.int8] = np.rint(vectors * (127.0 / np.maximum(largest, 1e-9))).astype(np.int8)
+    scaled: NDArray[np.int8] = np.clip(np.rint(vectors * scale(vectors.shape[-1])), -127, 127).astype(np.int8)
     return scaled
+
+
+def scale(dimension: int) -> float:
+    """What a length of 1 is stored as: components up to 6.8 times their root mean square fit into a byte."""
+    return 127.0 / 6.8 * math.sqrt(dimension)
 
 
 def _embedded_text(path: str, scope: str, text: str) -> str:

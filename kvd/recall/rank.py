@@ -97,6 +97,7 @@ class _Scorer:
         self._names = identifiers(query)
         self._query_parts = set(gathered.importance)
         self._said = set(words(query))
+        self._paths: dict[str, float] = {}
 
     def scores(self) -> dict[int, float]:
         """Chunk id to score; higher is better, the words' share of the best is 1."""
@@ -116,7 +117,9 @@ class _Scorer:
         if weights.definition:
             score += weights.definition * self._definition(item)
         if weights.path:
-            score += weights.path * self._path(item.path)
+            if item.path not in self._paths:
+                self._paths[item.path] = self._path(item.path)
+            score += weights.path * self._paths[item.path]
         return score
 
     def _definition(self, item: Candidate) -> float:

@@ -65,6 +65,7 @@ def _split(run: str) -> list[str]:
     return parts
 
 
+@lru_cache(maxsize=65_536)
 def parts_of(run: str) -> tuple[str, ...]:
     """The reduced parts of one identifier, without the whole."""
     return tuple(_stem(part.lower()) for part in _split(run))

@@ -52,7 +52,9 @@ def update_index(
                 raise StoreError(f"can't write the index {file}: {error}", hint="check the disk's space") from error
             # The damage was deeper than opening the file could show.
             database.remove(file)
-            return _run(root, settings, progress, cancelled, started, f"damaged file: {error}")
+            reason = f"damaged file: {error}"
+    with only_writer(file, cancelled), database.damage_noticed(root):
+        return _run(root, settings, progress, cancelled, started, reason)
 
 
 def _run(

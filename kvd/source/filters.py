@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import pathspec
+from typing import TYPE_CHECKING
 
 from kvd.source.tree import FileEntry, read_file
+
+if TYPE_CHECKING:
+    import pathspec
 
 SECRET = "secret"
 GENERATED = "generated"
@@ -166,6 +168,8 @@ class _AttributeRule:
 
 
 def _attribute_rules(root: Path, path: str) -> list[_AttributeRule]:
+    import pathspec
+
     data = read_file(root, path, 1_000_000) or b""
     folder = path.rpartition("/")[0]
     rules = []

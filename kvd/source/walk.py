@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pathspec
+if TYPE_CHECKING:
+    import pathspec
+
 
 _IGNORE_FILE_LIMIT = 1_000_000
 
@@ -70,6 +73,9 @@ def _read_rules(file: Path, folder: str) -> tuple[_Rules, ...]:
             text = handle.read(_IGNORE_FILE_LIMIT).decode("utf-8", "replace")
     except OSError:
         return ()
+    # Imported when a folder is first walked: git needs none of it.
+    import pathspec
+
     lines = []
     for line in text.removeprefix("\ufeff").splitlines():
         try:
