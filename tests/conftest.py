@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +41,98 @@ def isolated_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, value)
     yield home
     shutil.rmtree(home, ignore_errors=True)
+
+
+class Kvd:
+    """The `kvd` command as people run it: another process, this test's environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str, cwd: Path | None = None, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run to the end. Its stdout and stderr are pipes, so there are no bars and colours."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def ok(self, *arguments: str, cwd: Path | None = None, timeout: float = 60.0) -> str:
+        """stdout of a command that has to succeed."""
+        done = self.run(*arguments, cwd=cwd, timeout=timeout)
+        assert done.returncode == 0, done.stderr or done.stdout
+        return done.stdout
+
+    def json(self, *arguments: str, cwd: Path | None = None, timeout: float = 60.0) -> dict[str, Any]:
+        """The one object that `--json` prints, whatever the exit status."""
+        done = self.run(*arguments, "--json", cwd=cwd, timeout=timeout)
+        value = json.loads(done.stdout)
+        assert isinstance(value, dict)
+        return value
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "kvd_cli.main", *arguments]
+
+    @staticmethod
+    def kill_daemon() -> None:
+        """kill -9, if one runs."""
+        from kvd.rpc.client import Client
+        from kvd.rpc.launch import try_connect
+
+        sock = try_connect()
+        if sock is not None:
+            with Client(sock) as client:
+                client.kill()
+                client.wait_closed(10.0)
+
+
+@pytest.fixture
+def kvd(isolated_home: Path) -> Iterator[Kvd]:
+    """The command, in an empty folder of its own; the daemon that it starts is stopped afterwards."""
+    folder = isolated_home / "work"
+    folder.mkdir()
+    command = Kvd(folder)
+    yield command
+    try:
+        command.run("stop", "--now", timeout=40.0)
+    except subprocess.TimeoutExpired:
+        command.kill_daemon()
+
+
+@pytest.fixture
+def repository(isolated_home: Path) -> Path:
+    """A small git repository in two languages, committed."""
+    root = isolated_home / "repo"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "session.py").write_text(_SESSION)
+    (root / "src" / "paint.js").write_text(_PAINT)
+    (root / "README.md").write_text("# Example\n\nSessions that expire, and something that paints.\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=root, check=True, stdin=subprocess.DEVNULL)
+    return root
+
+
+_SESSION = '''"""Sessions."""
+
+import time
+
+
+class Session:
+    def __init__(self, lifetime):
+        self.expires_at = time.monotonic() + lifetime
+
+    def is_expired(self):
+        """True when the session's lifetime is over."""
+        return time.monotonic() > self.expires_at
+'''
+
+_PAINT = """function paintRectangle(canvas, width, height) {
+  const context = canvas.getContext("2d");
+  context.fillRect(0, 0, width, height);
+}
+"""

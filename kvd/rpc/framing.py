@@ -79,6 +79,8 @@ class SocketReader:
                 raise FramingError(f"a header of more than {MAX_HEADER} bytes")
             if not self._more():
                 return None
+        if end > MAX_HEADER:
+            raise FramingError(f"a header of more than {MAX_HEADER} bytes")
         length = content_length(self._take(end + len(END)))
         while len(self._buffer) < length:
             if not self._more():

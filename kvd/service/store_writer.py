@@ -140,7 +140,11 @@ class StoreWriter:
         return self._last_cap
 
     def _enforce_cap(self, store: BlockStore) -> None:
-        cap = self._cap_bytes()
+        try:
+            cap = self._cap_bytes()
+        except KvdError:
+            # The blocks are written; the next write that can read the settings makes good for it.
+            return
         if store.file_bytes() > cap:
             freed = store.gc(cap)
             _log.info("KV store: over its cap of %d bytes, gave back %d", cap, freed)

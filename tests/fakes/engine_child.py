@@ -1,0 +1,119 @@
+"""Stands in for `python -m kvd.worker`: speaks its frames, answers by a script that the question gives.
+
+    die NAME      raise that signal after the first token      slow       a token every 20 ms until cancelled
+    garbage       write what is no frame                       deaf       like slow, but ignores cancel
+    store         send blocks, touch and drop                  fail       answer with an error
+    say TEXT      answer TEXT                                  anything else: "It is in [1]."
+
+A model named `fail-to-load`, `die-at-load` or `slow-to-load` does that when it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from kvd.worker.protocol import encode_frame, read_frame
+
+Message = dict[str, Any]
+TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "generated": 5}
+
+inbox: queue.Queue[Message | None] = queue.Queue()
+cancelled: set[int] = set()
+
+
+def send(message: Message, blob: bytes = b"") -> None:
+    sys.stdout.buffer.write(encode_frame(message, blob))
+    sys.stdout.buffer.flush()
+
+
+def listen() -> None:
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        if frame[0]["method"] == "cancel":
+            cancelled.add(frame[0]["params"]["id"])
+        else:
+            inbox.put(frame[0])
+    inbox.put(None)
+
+
+def load(params: Message) -> Message:
+    name = params["model_name"]
+    if name == "die-at-load":
+        os.kill(os.getpid(), signal.SIGILL)
+    if name == "slow-to-load":
+        time.sleep(0.5)
+    return {"model": name, "n_ctx": params["n_ctx"], "reuse": "on", "reuse_reason": "", "recompute": 0}
+
+
+def say(number: int, text: str) -> None:
+    send({"id": number, "event": "token", "data": {"text": text}})
+
+
+def answer(number: int, text: str, chunks: int) -> None:
+    # Prompt order is not rank order: the best two change places.
+    order = [1, 0, *range(2, chunks)] if chunks > 1 else list(range(chunks))
+    result = {"answer": text, "finish": "stop", "chunks": order, "tokens": TOKENS, "timings_ms": {"load": 1.5}}
+    send({"id": number, "result": result})
+
+
+def store_events() -> None:
+    entry = {"parent": "00", "fingerprint": "ff", "tokens": 2}
+    blocks = [{**entry, "key": "aa", "size": 3}, {**entry, "key": "bb", "size": 4}]
+    send({"event": "blocks", "data": {"blocks": blocks}}, b"onefour")
+    send({"event": "touch", "data": {"keys": ["aa"]}})
+    send({"event": "drop", "data": {"keys": ["bb"], "reason": "checksum"}})
+
+
+def drone(number: int, deaf: bool) -> None:
+    while number not in cancelled or deaf:
+        say(number, "word ")
+        time.sleep(0.02)
+    send({"id": number, "error": {"code": "cancelled", "message": "cancelled", "hint": ""}})
+
+
+def ask(number: int, params: Message) -> None:
+    send({"id": number, "event": "stage", "data": {"stage": "prefill", "done": 1, "total": 2, "message": ""}})
+    verb, _, rest = params["question"].partition(" ")
+    if verb in ("slow", "deaf"):
+        drone(number, verb == "deaf")
+        return
+    if verb == "fail":
+        send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
+        return
+    text = rest if verb == "say" else "It is in [1]."
+    say(number, text)
+    if verb == "die":
+        os.kill(os.getpid(), getattr(signal, rest.split()[0]))
+    elif verb == "garbage":
+        sys.stdout.buffer.write(b"\xff" * 64)
+        sys.stdout.buffer.flush()
+    elif verb == "store":
+        store_events()
+    answer(number, text, len(params["chunks"]))
+
+
+def main() -> None:
+    print("fake engine is up", file=sys.stderr, flush=True)
+    threading.Thread(target=listen, daemon=True).start()
+    while (message := inbox.get()) is not None:
+        number, method, params = message["id"], message["method"], message["params"]
+        if method == "ask":
+            ask(number, params)
+        elif method == "load" and params["model_name"] == "fail-to-load":
+            send({"id": number, "error": {"code": "model", "message": "not a model", "hint": "kvd setup"}})
+        elif method == "load":
+            send({"id": number, "result": load(params)})
+        elif method == "stats":
+            send({"id": number, "result": {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1}}})
+        elif method == "shutdown":
+            send({"id": number, "result": {}})
+            return
+
+
+if __name__ == "__main__":
+    main()

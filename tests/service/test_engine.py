@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvd.errors import BusyError, KvdError, ModelError, UnavailableError
+from kvd.kv.store import BlockStore
+from kvd.service.engine import EngineClient, LoadParams
+from kvd.service.store_writer import StoreWriter
+
+CHILD = (sys.executable, str(Path(__file__).parents[1] / "fakes" / "engine_child.py"))
+LOAD = LoadParams(
+    model_path="/m.gguf",
+    model_name="fake",
+    model_sha256="0" * 64,
+    store_path="/kv.db",
+    n_ctx=2048,
+    threads=1,
+    gpu_layers=0,
+    reuse=True,
+    recompute=0,
+    pool_bytes=0,
+)
+
+Events = list[tuple[str, dict[str, Any]]]
+
+
+class Fixture:
+    """An engine client in the running loop, and what its events were."""
+
+    def __init__(self, writer: StoreWriter, command: tuple[str, ...] = CHILD, max_waiting: int = 16) -> None:
+        self.engine = EngineClient(writer, command, max_waiting)
+        self.events: Events = []
+
+    async def ask(self, question: str, load: LoadParams = LOAD) -> dict[str, Any]:
+        answer = await self.engine.ask(load, {"question": question, "chunks": []}, self.note)
+        return answer.result
+
+    def note(self, event: str, data: dict[str, Any]) -> None:
+        self.events.append((event, data))
+
+    def start(self, question: str, load: LoadParams = LOAD) -> asyncio.Task[dict[str, Any]]:
+        return asyncio.create_task(self.ask(question, load))
+
+    async def first_token(self, count: int = 1) -> None:
+        await until(lambda: sum(event == "token" for event, _ in self.events) >= count)
+
+    async def pid(self) -> int:
+        return int((await self.engine.state())["pid"])
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run(body: Callable[[Fixture], Awaitable[None]], command: tuple[str, ...] = CHILD, max_waiting: int = 16) -> None:
+    """Run `body` with an engine whose child is gone afterwards."""
+
+    async def main(writer: StoreWriter) -> None:
+        fixture = Fixture(writer, command, max_waiting)
+        try:
+            await asyncio.wait_for(body(fixture), 30.0)
+        finally:
+            await fixture.engine.stop()
+
+    writer = StoreWriter(store_path(), lambda: 100_000_000)
+    try:
+        asyncio.run(main(writer))
+    finally:
+        writer.close(10.0)
+
+
+def store_path() -> Path:
+    return Path(os.environ["HOME"]) / "kv.db"
+
+
+def test_the_child_starts_with_the_first_question_and_stays() -> None:
+    async def body(fixture: Fixture) -> None:
+        assert (await fixture.engine.state())["state"] == "stopped"
+        first = await fixture.engine.ask(LOAD, {"question": "say hello", "chunks": []}, fixture.note)
+        assert first.result["answer"] == "hello"
+        assert first.model == "fake"
+        assert first.model_load_ms > 0
+        assert [event for event, _ in fixture.events] == ["stage", "stage", "token"]
+        assert fixture.events[0][1]["stage"] == "load"
+        pid = await fixture.pid()
+        second = await fixture.engine.ask(LOAD, {"question": "say again", "chunks": []}, fixture.note)
+        assert second.model_load_ms == 0.0
+        assert await fixture.pid() == pid
+        state = await fixture.engine.state()
+        assert (state["state"], state["reuse"], state["pool"]["blocks"]) == ("ready", "on", 1)
+
+    run(body)
+
+
+@pytest.mark.parametrize("change", [{"model_sha256": "1" * 64}, {"n_ctx": 4096}, {"reuse": False}])
+def test_another_model_or_setting_gets_another_child(change: dict[str, Any]) -> None:
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("say a")
+        pid = await fixture.pid()
+        await fixture.ask("say b", replace(LOAD, **change))
+        assert await fixture.pid() != pid
+        assert not alive(pid)
+
+    run(body)
+
+
+@pytest.mark.parametrize("name", ["SIGILL", "SIGKILL", "SIGABRT"])
+def test_a_child_that_dies_is_told_and_replaced(name: str) -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(UnavailableError) as caught:
+            await fixture.ask(f"die {name}")
+        assert caught.value.message == f"the engine stopped (signal {name})"
+        assert ("GGML_NATIVE=OFF" in caught.value.hint) == (name == "SIGILL")
+        assert (await fixture.engine.state())["state"] == "stopped"
+        assert (await fixture.ask("say alive"))["answer"] == "alive"
+
+    run(body)
+
+
+def test_a_child_killed_between_questions_is_replaced_unnoticed() -> None:
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("say a")
+        os.kill(await fixture.pid(), signal.SIGKILL)
+        for _ in range(2):
+            try:
+                answer = await fixture.ask("say b")
+            except UnavailableError:
+                # Its death had not been noticed yet when the question was sent.
+                continue
+            assert answer["answer"] == "b"
+            return
+        pytest.fail("two questions failed")
+
+    run(body)
+
+
+def test_death_while_loading() -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(UnavailableError, match="SIGILL"):
+            await fixture.ask("say a", replace(LOAD, model_name="die-at-load"))
+        assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_a_model_that_does_not_load_leaves_no_child() -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(ModelError, match="not a model"):
+            await fixture.ask("say a", replace(LOAD, model_name="fail-to-load"))
+
+        async with asyncio.timeout(10.0):
+            while (await fixture.engine.state())["state"] != "stopped":
+                await asyncio.sleep(0.01)
+
+    run(body)
+
+
+@pytest.mark.parametrize("command", [("/no/such/program",), (sys.executable, "-c", "raise SystemExit(3)")])
+def test_a_child_that_cannot_start(command: tuple[str, ...]) -> None:
+    async def body(fixture: Fixture) -> None:
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match=r"can't start the engine|exit status 3"):
+                await fixture.ask("say a")
+
+    run(body, command)
+
+
+def test_garbage_from_the_child_ends_it() -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(UnavailableError, match="unreadable"):
+            await fixture.ask("garbage")
+        assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_an_error_of_the_child_reaches_the_asker() -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(ModelError, match="no room") as caught:
+            await fixture.ask("fail")
+        assert caught.value.hint == "kvd setup"
+        pid = await fixture.pid()
+        await fixture.ask("say b")
+        assert await fixture.pid() == pid
+
+    run(body)
+
+
+def test_cancelling_stops_the_answer_and_keeps_the_child() -> None:
+    async def body(fixture: Fixture) -> None:
+        task = fixture.start("slow")
+        await fixture.first_token(3)
+        pid = await fixture.pid()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        count = len(fixture.events)
+        assert (await fixture.ask("say b"))["answer"] == "b"
+        assert await fixture.pid() == pid
+        assert ("token", {"text": "word "}) not in fixture.events[count:]
+
+    run(body)
+
+
+def test_a_child_deaf_to_cancel_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.service.engine._CANCEL_SECONDS", 0.2)
+
+    async def body(fixture: Fixture) -> None:
+        task = fixture.start("deaf")
+        await fixture.first_token()
+        pid = await fixture.pid()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not alive(pid))
+        assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_leaving_during_the_load_does_not_start_it_over() -> None:
+    async def body(fixture: Fixture) -> None:
+        slow = replace(LOAD, model_name="slow-to-load")
+        task = fixture.start("say a", slow)
+        await until(lambda: bool(fixture.events))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        state = await fixture.engine.state()
+        assert state["state"] == "loading"
+        assert (await fixture.ask("say b", slow))["answer"] == "b"
+        assert await fixture.pid() == state["pid"]
+
+    run(body)
+
+
+def test_questions_wait_for_their_turn_and_too_many_are_refused() -> None:
+    async def body(fixture: Fixture) -> None:
+        first = fixture.start("slow")
+        await fixture.first_token()
+        waiting = [fixture.start(f"say {number}") for number in range(2)]
+        await until(lambda: fixture.engine.waiting == 2)
+        with pytest.raises(BusyError, match="2 questions are waiting"):
+            await fixture.ask("say no")
+        assert (await fixture.engine.state())["state"] == "busy"
+        first.cancel()
+        answers = [(await task)["answer"] for task in waiting]
+        assert answers == ["0", "1"]
+        assert ("stage", {"stage": "wait", "done": 0, "total": 0, "message": "for other questions"}) in (fixture.events)
+
+    run(body, max_waiting=2)
+
+
+def test_one_who_waits_may_leave() -> None:
+    async def body(fixture: Fixture) -> None:
+        first = fixture.start("slow")
+        await fixture.first_token()
+        second = fixture.start("say never")
+        await until(lambda: fixture.engine.waiting == 1)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert fixture.engine.waiting == 0
+        first.cancel()
+        assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_stopping_ends_the_child_and_the_question() -> None:
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("say a")
+        pid = await fixture.pid()
+        await fixture.engine.stop()
+        assert not alive(pid)
+        assert (await fixture.engine.state())["state"] == "stopped"
+
+    run(body)
+
+
+def test_an_idle_model_is_unloaded_and_a_busy_one_is_not() -> None:
+    async def body(fixture: Fixture) -> None:
+        assert not await fixture.engine.stop_if_idle(0.0)
+        task = fixture.start("slow")
+        await fixture.first_token()
+        assert not await fixture.engine.stop_if_idle(0.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await fixture.engine.stop_if_idle(3600.0)
+        assert await fixture.engine.stop_if_idle(0.0)
+        assert (await fixture.engine.state())["state"] == "stopped"
+
+    run(body)
+
+
+def test_blocks_go_to_the_store_and_corrupt_ones_out() -> None:
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("store")
+
+    run(body)
+    store = BlockStore(store_path(), readonly=True)
+    try:
+        assert store.get([b"\xaa", b"\xbb"], b"\xff") == {b"\xaa": b"one"}
+    finally:
+        store.close()
+
+
+def test_errors_are_those_of_kvd() -> None:
+    async def body(fixture: Fixture) -> None:
+        for question in ("die SIGSEGV", "garbage", "fail"):
+            with pytest.raises(KvdError) as caught:
+                await fixture.ask(question)
+            assert caught.value.hint
+            assert "\n" not in caught.value.message
+
+    run(body)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from kvd.errors import StoreError, UsageError
+from kvd.kv.store import BlockStore, StoredBlock
+from kvd.service.store_writer import StoreWriter
+
+FINGERPRINT = b"model"
+
+
+def block(name: str, size: int = 10) -> StoredBlock:
+    return StoredBlock(name.encode(), b"parent", FINGERPRINT, 4, name.encode() * size)
+
+
+def stored(path: Path, *names: str) -> list[str]:
+    """Which of `names` are in the store, seen through another connection."""
+    store = BlockStore(path, readonly=True)
+    try:
+        return sorted(key.decode() for key in store.get([name.encode() for name in names], FINGERPRINT))
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kv.db"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[StoreWriter]:
+    writer = StoreWriter(path, lambda: 100_000_000)
+    yield writer
+    writer.close(5.0)
+
+
+def test_nothing_is_opened_before_it_is_needed(writer: StoreWriter, path: Path) -> None:
+    assert not path.exists()
+
+
+def test_flushed_blocks_are_on_disk(writer: StoreWriter, path: Path) -> None:
+    writer.put([block("a"), block("b")])
+    writer.put([block("c")])
+    assert writer.flush(5.0)
+    assert stored(path, "a", "b", "c", "d") == ["a", "b", "c"]
+    expected = {"pending_bytes": 0, "written_blocks": 3, "lost_blocks": 0, "corrupt_blocks": 0}
+    assert writer.counts() == expected
+
+
+def test_closing_writes_what_is_pending(path: Path) -> None:
+    writer = StoreWriter(path, lambda: 100_000_000)
+    for number in range(50):
+        writer.put([block(f"n{number}")])
+    writer.close(10.0)
+    assert len(stored(path, *(f"n{number}" for number in range(50)))) == 50
+
+
+def test_dropped_blocks_are_gone_and_counted(writer: StoreWriter, path: Path) -> None:
+    writer.put([block("a"), block("b")])
+    writer.drop([b"a"])
+    assert writer.flush(5.0)
+    assert stored(path, "a", "b") == ["b"]
+    assert writer.counts()["corrupt_blocks"] == 1
+
+
+def test_the_cap_holds_and_the_least_recently_used_goes(path: Path) -> None:
+    cap = 500_000
+    writer = StoreWriter(path, lambda: cap)
+    for name in "abc":
+        writer.put([block(name, 100_000)])
+    writer.touch([b"a"])
+    for name in "defg":
+        writer.put([block(name, 100_000)])
+        writer.touch([b"a"])
+    writer.flush(5.0)
+    left = stored(path, *"abcdefg")
+    writer.close(5.0)
+    assert path.stat().st_size <= cap
+    assert "a" in left
+    assert "g" in left
+    assert "b" not in left
+
+
+def test_a_smaller_cap_takes_effect_at_gc(path: Path) -> None:
+    cap = 100_000_000
+    writer = StoreWriter(path, lambda: cap)
+    writer.put([block(f"{number:03}", 30_000) for number in range(20)])
+    writer.flush(5.0)
+    cap = 400_000
+    assert writer.gc(10.0) > 1_000_000
+    writer.close(5.0)
+    assert path.stat().st_size <= cap
+
+
+def test_unreadable_settings_keep_the_last_cap(path: Path) -> None:
+    def cap() -> int:
+        if path.exists():
+            raise UsageError("no TOML")
+        return 100_000_000
+
+    writer = StoreWriter(path, cap)
+    writer.put([block("a")])
+    writer.put([block("b")])
+    writer.close(5.0)
+    # No cap could be read at all; the blocks are kept all the same.
+    assert stored(path, "a", "b") == ["a", "b"]
+    assert writer.counts()["lost_blocks"] == 0
+
+
+def test_a_full_queue_loses_blocks_and_says_so(path: Path) -> None:
+    held, go = threading.Event(), threading.Event()
+
+    def cap() -> int:
+        held.set()
+        go.wait(10.0)
+        return 100_000_000
+
+    writer = StoreWriter(path, cap, max_pending=1_000)
+    writer.put([block("a", 100)])
+    assert held.wait(10.0)
+    writer.put([block("b", 600)])
+    writer.put([block("c", 600)])
+    go.set()
+    writer.close(5.0)
+    assert stored(path, "a", "b", "c") == ["a", "b"]
+    assert writer.counts()["lost_blocks"] == 1
+
+
+def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
+    db = apsw.Connection(str(path))
+    db.pragma("user_version", 99)
+    db.close()
+    writer = StoreWriter(path, lambda: 1_000)
+    writer.put([block("a")])
+    assert writer.flush(5.0)
+    assert writer.counts()["lost_blocks"] == 1
+    with pytest.raises(StoreError, match="newer"):
+        writer.gc(5.0)
+    writer.close(5.0)
+    db = apsw.Connection(str(path))
+    assert db.pragma("user_version") == 99
+    assert db.execute("SELECT count(*) FROM sqlite_schema").get == 0
+    db.close()
+
+
+def test_a_damaged_store_is_made_anew(path: Path) -> None:
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    writer = StoreWriter(path, lambda: 100_000_000)
+    writer.put([block("a")])
+    writer.close(5.0)
+    assert stored(path, "a") == ["a"]
+
+
+def test_an_impossible_path_is_survived(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "missing" / "kv.db", lambda: 1_000)
+    writer.put([block("a")])
+    assert writer.flush(5.0)
+    assert writer.counts()["lost_blocks"] == 1
+    with pytest.raises(StoreError):
+        writer.gc(5.0)
+    writer.close(5.0)
+
+
+def test_a_write_lock_held_by_another_is_waited_for(writer: StoreWriter, path: Path) -> None:
+    writer.put([block("a")])
+    assert writer.flush(5.0)
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    writer.put([block("b")])
+    assert not writer.flush(0.2)
+    other.execute("ROLLBACK")
+    other.close()
+    assert writer.flush(10.0)
+    assert stored(path, "a", "b") == ["a", "b"]
