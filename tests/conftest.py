@@ -105,6 +105,23 @@ def kvd(isolated_home: Path) -> Iterator[Kvd]:
 
 
 @pytest.fixture
+def fake_model(isolated_home: Path) -> Path:
+    """A file that counts as the model in use, for engines that do not look into it. Its name is `fake`."""
+    file = isolated_home / "fake.gguf"
+    file.write_bytes(b"GGUF and nothing else")
+    use_model("fake", file)
+    return file
+
+
+def use_model(name: str, file: Path) -> None:
+    """Make `file` the active model, unchecked."""
+    from kvd import paths
+
+    record = {"format": 1, "active": {"name": name, "path": str(file)}, "hashes": {}}
+    (paths.models_dir() / "active.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
 def repository(isolated_home: Path) -> Path:
     """A small git repository in two languages, committed."""
     root = isolated_home / "repo"
