@@ -127,9 +127,9 @@ def _read(*, lenient: bool = False) -> dict[str, Any]:
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or record.get("format") != _FORMAT:
+    if not isinstance(record, dict) or record.get("format") != _FORMAT or "active" not in record:
         return False
-    chosen = record.get("active")
+    chosen = record["active"]
     named = isinstance(chosen, dict) and all(isinstance(chosen.get(key), str) for key in ("name", "path"))
     return isinstance(record.get("hashes"), dict) and (chosen is None or named)
 

@@ -113,6 +113,8 @@ def test_a_model_that_is_gone_is_said(model: Path) -> None:
         "[]",
         "\xff",
         '{"format": 2, "active": null, "hashes": {}}',
+        '{"format": 1, "hashes": {}}',
+        '{"format": 1, "active": null, "hashes": []}',
         '{"format": 1, "active": {"name": 1}, "hashes": {}}',
     ],
 )
