@@ -15,8 +15,7 @@ import typer
 
 from kvd.errors import CancelledError, DownloadError, KvdError
 from kvd.models.active import ActiveModel, active_model, local_copy, use_entry, use_file
-from kvd.models.catalogue import CATALOGUE, CatalogueEntry, entry_named, find
-from kvd.models.fetch import Source
+from kvd.models.catalogue import CATALOGUE, CatalogueEntry, Source, entry_named, find
 from kvd.models.machine import Machine, choose, probe
 from kvd.types import Progress, ProgressCallback
 

