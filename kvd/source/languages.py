@@ -199,9 +199,6 @@ _NOT_DEFINITION = re.compile(
     r"|^return_type|function_return|^tuple_|_directive_|^(?:anonymous|non_port)_|^\w+_item_|^signature$|^record_definition$"
 )
 
-_STATEMENT_LANGUAGES = {"perl", "powershell", "scss"}
-"""Grammars that call their definitions statements."""
-
 # Kinds that name something in a chunk but are too small to be its scope.
 _SMALL_KIND = re.compile(r"property|^val_|accessor|event|^rule$|_binding$|enum_constant")
 
@@ -217,9 +214,25 @@ WRAPPERS = frozenset(
     }
 )
 
+# What the patterns above can't know of some grammars.
+_MORE_KINDS = {
+    "ada": {"subprogram_body", "package_declaration", "package_body", "package_specification"},
+    "fsharp": {"function_or_value_defn", "module_defn"},
+    "kotlin": {"object_declaration"},
+    "ocaml": {"let_binding"},
+    "pascal": {"defProc", "declClass", "declType"},
+    "perl": {"subroutine_declaration_statement", "package_statement", "class_statement"},
+    "powershell": {"function_statement", "class_statement"},
+    "prisma": {"model_block", "enum_block"},
+    "scala": {"object_definition"},
+    "scss": {"mixin_statement", "function_statement"},
+    "tcl": {"procedure"},
+    "verilog": {"module_declaration"},
+}
+
 # Names worth finding that are neither functions nor types: they name a chunk's symbols, not its scope.
 _MINOR = {
-    "python": "(module (expression_statement (assignment left: (identifier)) @minor))",
+    "python": "(module (assignment left: (identifier)) @minor)",
     "javascript": """
         (program (lexical_declaration (variable_declarator) @minor))
         (program (export_statement (lexical_declaration (variable_declarator) @minor)))
@@ -230,6 +243,7 @@ _MINOR = {
     "c": "(preproc_def) @minor (preproc_function_def) @minor",
     "lua": "(chunk (assignment_statement) @minor)",
     "java": "(enum_constant) @minor",
+    "r": "(binary_operator rhs: (function_definition)) @definition",
 }
 _MINOR["typescript"] = _MINOR["tsx"] = _MINOR["javascript"]
 _MINOR["cpp"] = _MINOR["cuda"] = _MINOR["objc"] = _MINOR["c"]
@@ -266,11 +280,7 @@ def definition_kinds(language: str, all_kinds: tuple[str, ...]) -> DefinitionKin
 
 
 def _is_definition(language: str, kind: str) -> bool:
-    if language in _STATEMENT_LANGUAGES and kind in ("class_statement", "function_statement", "mixin_statement"):
-        return True
-    if language == "scala" and kind == "object_definition":
-        return True
-    if language == "kotlin" and kind == "object_declaration":
+    if kind in _MORE_KINDS.get(language, ()):
         return True
     return bool(_DEFINITION.match(kind)) and not _NOT_DEFINITION.search(kind)
 

@@ -116,12 +116,28 @@ def definitions(language: str, tree: Tree, source: bytes) -> list[Definition]:
     return found
 
 
-_NAME_FIELDS = ("name", "declarator", "declaration", "left", "path", "type", "pattern", "binding")
+_NAME_FIELDS = (
+    "name",
+    "function_name",
+    "function",
+    "declarator",
+    "declaration",
+    "left",
+    "path",
+    "type",
+    "pattern",
+    "binding",
+    "lhs",
+)
 _NAME_KIND = re.compile(
-    r"identifier|name|^constant$|^word$|symbol|sym_lit|^key$|_key$|^atom$|^variable$|^inline$|heading"
+    r"identifier|name|^constant$|(?<!key)word$|symbol|sym_lit|^key$|_key$|^atom$|^variable$|^inline$|heading"
+    r"|^bareword$|^unquoted_argument$|^selectors$|^alias$|^object_reference$",
+    re.IGNORECASE,
 )
 _REFERENCE = re.compile(r"_specifier$")
 _TOO_DEEP = 12
+_NEAR = 8
+_NAME_DEPTH = 4
 
 
 def _name_of(node: Node, source: bytes) -> str:
@@ -160,19 +176,20 @@ def _name_node(node: Node) -> Node | None:
 
 
 def _first_name(node: Node) -> Node | None:
-    """Without fields: the first child that looks like a name, in a list the second one."""
-    children = node.named_children[:8]
-    if node.type in ("list_lit", "list", "call"):
-        children = [inner for child in children[1:] for inner in _through_arguments(child)]
+    """Without fields: what looks most like a name among the first nodes within, nearer ones first."""
     if node.type == "block":
-        parts = [child for child in children if child.type in ("identifier", "string_lit")]
-        return parts[-1] if parts else None
-    return next((child for child in children if _NAME_KIND.search(child.type)), None)
-
-
-def _through_arguments(node: Node) -> list[Node]:
-    if node.type in ("arguments", "list", "list_lit"):
-        return node.named_children[:1]
-    if node.type == "alias":
-        return [node]
-    return [node]
+        # `resource "kind" "name" {`: the last label is the thing's own name.
+        labels = [child for child in node.named_children[:4] if child.type in ("identifier", "string_lit")]
+        return labels[-1] if labels else None
+    level = node.named_children[:_NEAR]
+    if node.type in ("list_lit", "list", "call"):
+        level = level[1:2]
+    elif node.type in ("defun", "function_or_value_defn"):
+        # The head comes first and is no field; the body's names would be nearer.
+        level = level[:1]
+    for _ in range(_NAME_DEPTH):
+        found = next((child for child in level if _NAME_KIND.search(child.type)), None)
+        if found is not None:
+            return found
+        level = [inner for child in level[:2] for inner in child.named_children[:_NEAR]]
+    return None

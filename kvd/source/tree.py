@@ -126,6 +126,7 @@ def _stat_all(root: Path, names: Iterable[str]) -> Listing:
             listing.skipped["symlink"] += 1
         else:
             _stat_one(base, name, listing)
+    listing.files.sort(key=lambda entry: entry.path)
     return listing
 
 
