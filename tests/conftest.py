@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def isolated_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, value)
     yield home
     shutil.rmtree(home, ignore_errors=True)
+
+
+def poll(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    """Wait until `condition` holds; fail the test when it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
 
 
 class Kvd:
@@ -119,6 +128,51 @@ def use_model(name: str, file: Path) -> None:
 
     record = {"format": 1, "active": {"name": name, "path": str(file)}, "hashes": {}}
     (paths.models_dir() / "active.json").write_text(json.dumps(record))
+
+
+class FakeDaemon:
+    """A real daemon with the scripted engine of tests/fakes; `kvd` and `Client` reach it."""
+
+    def __init__(self, version: str = "") -> None:
+        from kvd import paths
+
+        program = Path(__file__).parent / "fakes" / "daemon.py"
+        with paths.log_file().open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program), *([version] if version else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        poll(self._listens)
+
+    def _listens(self) -> bool:
+        from kvd import paths
+        from kvd.rpc.launch import try_connect
+
+        assert self.process.poll() is None, paths.log_file().read_text()
+        sock = try_connect()
+        if sock is not None:
+            sock.close()
+        return sock is not None
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.terminate()
+        try:
+            self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10.0)
+
+
+@pytest.fixture
+def fake_daemon(kvd: Kvd, fake_model: Path) -> Iterator[FakeDaemon]:
+    """It listens, and has a model."""
+    daemon = FakeDaemon()
+    yield daemon
+    daemon.end()
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
     die NAME      raise that signal after the first token      slow       a token every 20 ms until cancelled
     garbage       write what is no frame                       deaf       like slow, but ignores cancel
     store         send blocks, touch and drop                  fail       answer with an error
-    say TEXT      answer TEXT                                  anything else: "It is in [1]."
+    say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
+    anything else: "It is in [1]."
 
 A model named `fail-to-load`, `die-at-load` or `slow-to-load` does that when it is loaded.
 """
@@ -86,6 +87,10 @@ def ask(number: int, params: Message) -> None:
         send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
         return
     text = rest if verb == "say" else "It is in [1]."
+    if verb == "count":
+        for _ in range(int(rest.split()[0])):
+            say(number, "word ")
+            time.sleep(0.02)
     say(number, text)
     if verb == "die":
         os.kill(os.getpid(), getattr(signal, rest.split()[0]))
