@@ -87,7 +87,8 @@ def ask(
     stream.finish(result)
     for line in answers.source_lines(result):
         typer.echo(line)
-    typer.secho(answers.stats_line(result), dim=True)
+    if result["model"] is not None:
+        typer.secho(answers.stats_line(result), dim=True)
 
 
 def _absolute(path: str) -> str:

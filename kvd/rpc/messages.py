@@ -38,7 +38,10 @@ def check_text(name: str, text: str) -> str:
     if not text.strip():
         raise UsageError(f"the {name} is empty", hint=f'kvd {_COMMAND[name]} "..."')
     if len(text) > MAX_TEXT:
-        raise UsageError(f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are possible")
+        raise UsageError(
+            f"the {name} has {len(text):,} characters, {MAX_TEXT:,} are possible",
+            hint=f'kvd {_COMMAND[name]} "fewer words"',
+        )
     return text.strip()
 
 

@@ -1,0 +1,291 @@
+"""The commands as people run them, against a real daemon with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvd.rpc.client import Client
+from tests.conftest import FakeDaemon, Kvd, poll, use_model
+
+EXPIRED = "when is the session expired"
+
+
+def test_version_is_printed_at_once(kvd: Kvd) -> None:
+    assert kvd.ok("--version") == "kvd 0.1.0\n"
+
+
+def test_help_names_every_command(kvd: Kvd) -> None:
+    text = kvd.ok()
+    assert kvd.ok("--help") == text
+    for name in ("setup", "index", "search", "ask", "status", "start", "stop", "logs", "gc"):
+        assert re.search(rf"^ +{name} ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "No such command 'bogus'"),
+        (["ask"], "Missing argument 'QUESTION'"),
+        (["ask", ""], "the question is empty"),
+        (["search", " \t"], "the query is empty"),
+        (["ask", "x" * 20_001], "the question has 20,001 characters"),
+        (["search", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
+        (["search", "x", "--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_usage(kvd: Kvd, arguments: list[str], message: str) -> None:
+    done = kvd.run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("kvd: ")
+    assert message in first
+    assert second.startswith("hint: kvd ")
+
+
+def test_usage_errors_as_json(kvd: Kvd) -> None:
+    done = kvd.run("search", "--json", "x", "--top-k", "0")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error == {"code": "usage", "message": "top_k must be between 1 and 200", "hint": ""}
+
+
+def test_exit_codes_of_repositories(kvd: Kvd, isolated_home: Path) -> None:
+    done = kvd.run("index", str(isolated_home / "missing"))
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith("kvd: there is no ")
+    assert kvd.json("search", "x", "--repo", "/dev/null")["error"]["code"] == "repository"
+    gone = isolated_home / "gone"
+    gone.mkdir()
+    script = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m kvd_cli.main index"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60.0, check=False)
+    assert done.returncode == 5
+    assert "the working folder does not exist any more" in done.stderr
+
+
+def test_index_sums_up(kvd: Kvd, repository: Path) -> None:
+    first = kvd.ok("index", str(repository))
+    assert re.match(rf"indexed {repository}: 3 files, \d+ chunks \(3 added\), in \d+\.\d s\n$", first)
+    again = kvd.json("index", str(repository))
+    assert (again["files"], again["unchanged"], again["added"]) == (3, 3, 0)
+    assert kvd.ok("index", str(repository), "--background").startswith(f"indexing {repository} in the background")
+
+
+def test_a_first_index_is_visible(kvd: Kvd, repository: Path) -> None:
+    first = kvd.run("search", "session", "--repo", str(repository))
+    assert first.stderr == f"kvd: no index of {repository} yet: making one\n"
+    assert kvd.run("search", "session", "--repo", str(repository)).stderr == ""
+
+
+def test_search_lists_places(kvd: Kvd, repository: Path) -> None:
+    lines = kvd.ok("search", "paint rectangle", cwd=repository / "src").splitlines()
+    assert lines[0] == "src/paint.js:1-4  paintRectangle"
+    assert kvd.ok("search", "xyzzy plugh", "--repo", str(repository)) == "nothing found\n"
+    found = kvd.json("search", "paint rectangle", "--repo", str(repository), "--top-k", "1")
+    assert [source["path"] for source in found["sources"]] == ["src/paint.js"]
+
+
+def test_ask_streams_then_lists_sources(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    kvd.ok("index", str(repository))
+    done = kvd.run("ask", f"say {EXPIRED} [2]", "--repo", str(repository))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{EXPIRED} [2]"
+    assert lines[1:3] == ["", "Sources:"]
+    # The scripted engine's second chunk is the best one.
+    assert re.match(r"  \* src/session\.py:\d+-\d+  Session", lines[3])
+    assert lines[4].startswith("    ")
+    assert re.match(
+        r"100 tokens of code recalled \(90 from memory, 10 computed\) · first word after \d+\.\d s", lines[-1]
+    )
+    assert "\x1b" not in done.stdout
+
+
+def test_ask_as_json(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    done = kvd.run("ask", f"say {EXPIRED}", "--repo", str(repository), "--json", "--no-reuse", "--top-k", "1")
+    result = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert result["answer"] == EXPIRED
+    assert len(result["sources"]) == 1
+
+
+def test_an_answer_cannot_drive_the_terminal(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    evil = repository / "src" / "ex\x1b[31mpired\x07.py"
+    evil.write_text((repository / "src" / "session.py").read_text())
+    done = kvd.run("ask", f"say {EXPIRED}\x1b]0;t\x07\x1b[2J\x9b1m\u202e?\r", "--repo", str(repository))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{EXPIRED}?\n")
+    assert "src/expired.py:" in done.stdout
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.stdout)
+
+
+def test_without_a_model(kvd: Kvd, repository: Path, isolated_home: Path) -> None:
+    use_model("gone", isolated_home / "gone.gguf")
+    done = kvd.run("ask", EXPIRED, "--repo", str(repository))
+    assert done.returncode == 4
+    assert done.stderr.endswith("hint: kvd setup\n")
+    assert kvd.json("ask", EXPIRED, "--repo", str(repository))["error"]["code"] == "no-model"
+
+
+def test_nothing_relevant_is_an_answer(kvd: Kvd) -> None:
+    done = kvd.run("ask", "where is the session expired")
+    assert done.returncode == 0
+    assert done.stdout == "Nothing in this repository seems relevant to the question.\n"
+
+
+def test_the_engines_death(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    done = kvd.run("ask", f"die SIGILL {EXPIRED}", "--repo", str(repository))
+    assert done.returncode == 3
+    # What had come of the answer stays, on a line of its own.
+    assert done.stdout == "It is in [1].\n"
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error == "kvd: the engine stopped (signal SIGILL)"
+    assert "CMAKE_ARGS=-DGGML_NATIVE=OFF" in hint
+    assert kvd.json("ask", f"say {EXPIRED}", "--repo", str(repository))["answer"] == EXPIRED
+
+
+def start_slow_ask(kvd: Kvd, repository: Path) -> subprocess.Popen[str]:
+    """An ask that streams without end, and has begun to."""
+    process = subprocess.Popen(
+        kvd.command("ask", f"slow {EXPIRED}", "--repo", str(repository)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(4) == "word"
+    return process
+
+
+def engine_is(state: str) -> bool:
+    client = Client.running()
+    assert client is not None
+    with client:
+        return bool(client.call("status", {}, timeout=10.0)["engine"]["state"] == state)
+
+
+def test_ctrl_c_cancels(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    process = start_slow_ask(kvd, repository)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20.0)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "kvd: interrupted"
+    assert "Traceback" not in said
+    poll(lambda: engine_is("ready"))
+
+
+def test_a_closed_pipe_ends_it_quietly(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    process = start_slow_ask(kvd, repository)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(20.0) == 0
+    assert "Error" not in process.stderr.read()
+    process.stderr.close()
+    poll(lambda: engine_is("ready"))
+
+
+def test_a_killed_client_stops_the_answer(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    process = start_slow_ask(kvd, repository)
+    process.kill()
+    process.communicate(timeout=20.0)
+    poll(lambda: engine_is("ready"))
+
+
+def on_terminal(command: list[str], seconds: float = 30.0) -> str:
+    """What `command` shows on a terminal of its own."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    shown = b""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 0.1)[0]:
+            continue
+        try:
+            data = os.read(master, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+    os.close(master)
+    assert process.wait(10.0) == 0
+    return shown.decode()
+
+
+def test_a_terminal_sees_progress_while_it_waits(kvd: Kvd, repository: Path, isolated_home: Path) -> None:
+    model = isolated_home / "slow.gguf"
+    model.write_bytes(b"GGUF")
+    use_model("slow-to-load", model)
+    daemon = FakeDaemon()
+    try:
+        shown = on_terminal(kvd.command("ask", f"say {EXPIRED}", "--repo", str(repository)))
+    finally:
+        daemon.end()
+    assert "loading the model slow-to-load" in shown
+    assert f"{EXPIRED}\r\n\r\nSources:" in shown
+    # The statistics are dim.
+    assert re.search(r"\x1b\[2m100 tokens", shown)
+
+
+def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
+    kvd.ok("ask", f"store {EXPIRED}", "--repo", str(repository))
+    lines = {line.split()[0]: line for line in kvd.ok("status").splitlines()}
+    assert re.match(r"daemon   running, kvd 0\.1\.0, pid \d+, up \d+ s$", lines["daemon"])
+    assert lines["model"] == "model    fake"
+    assert lines["engine"] == "engine   ready, reuse on"
+    assert lines["pool"] == "pool     10 bytes of 1 kB, 1 blocks"
+    assert re.match(r"store    \d+ kB of 8\.0 GB, 1 blocks, 1 dropped as damaged$", lines["store"])
+    assert re.match(rf"index    {repository}: 3 files, \d+ chunks, \d+ kB$", lines["index"])
+    assert "ask ok in" in kvd.ok("logs")
+    assert len(kvd.ok("logs", "-n", "2").splitlines()) == 2
+    assert kvd.ok("gc").startswith("freed ")
+
+
+def test_logs_follow(kvd: Kvd, fake_daemon: FakeDaemon) -> None:
+    process = subprocess.Popen(
+        kvd.command("logs", "-n", "0", "--follow"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+
+    def something_came() -> bool:
+        kvd.ok("status")
+        assert process.stdout is not None
+        return bool(select.select([process.stdout], [], [], 0.1)[0])
+
+    poll(something_came, 30.0)
+    assert "kvd.daemon.server: " in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20.0)
+    assert process.returncode == 130
+
+
+def test_commands_import_little(kvd: Kvd, repository: Path) -> None:
+    """What makes a command start late, or needs a compiler, stays out of it."""
+    code = (
+        "import sys; sys.argv = ['kvd', 'search', 'session', '--repo', sys.argv[1]]\n"
+        "from kvd_cli.main import main; status = main()\n"
+        "heavy = {'torch', 'llama_cpp', 'numpy', 'apsw', 'asyncio', 'rich', 'pydantic', 'tree_sitter', 'kvd.models'}\n"
+        "print(status, sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(repository)], capture_output=True, text=True, timeout=60.0, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
