@@ -123,9 +123,10 @@ def test_ask_as_json(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> Non
 def test_an_answer_cannot_drive_the_terminal(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     evil = repository / "src" / "ex\x1b[31mpired\x07.py"
     evil.write_text((repository / "src" / "session.py").read_text())
-    done = kvd.run("ask", f"say {EXPIRED}\x1b]0;t\x07\x1b[2J\x9b1m\u202e?\r", "--repo", str(repository))
+    said = "session is_expired expires_at lifetime"
+    done = kvd.run("ask", f"say {said}\x1b]0;t\x07\x1b[2J\x9b1m\u202e?\r", "--repo", str(repository))
     assert done.returncode == 0
-    assert done.stdout.startswith(f"{EXPIRED}?\n")
+    assert done.stdout.startswith(f"{said}?\n")
     assert "src/expired.py:" in done.stdout
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.stdout)
 
