@@ -63,6 +63,8 @@ class IndexSummary:
     skipped: dict[str, int] = field(default_factory=dict)
     embedder: str = ""
     seconds: float = 0.0
+    by_lines: int = 0
+    """Indexed files that were cut by lines: no grammar knows them, or their parser failed."""
     rebuilt: str = ""
     """Why the index was made anew (damaged file, other embedder), or ""."""
 

@@ -33,7 +33,8 @@ CREATE TABLE files (
     seen_ns  INTEGER NOT NULL,
     hash     BLOB NOT NULL,
     skipped  TEXT NOT NULL,
-    language TEXT NOT NULL
+    language TEXT NOT NULL,
+    by_lines INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE chunks (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,7 +56,7 @@ CREATE VIRTUAL TABLE vocabulary USING fts5vocab ('words', 'row');
 
 _COLUMNS = {
     "meta": "key value",
-    "files": "id path size mtime_ns seen_ns hash skipped language",
+    "files": "id path size mtime_ns seen_ns hash skipped language by_lines",
     "chunks": "id file_id start_line end_line start_byte end_byte scope symbols text",
 }
 

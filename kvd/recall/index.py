@@ -44,7 +44,10 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file's new content. Each chunk comes with the names that are defined in it; none for a skipped file."""
+    """A file's new content. Each chunk comes with the names that are defined in it; none for a skipped file.
+
+    `by_lines`: it was cut without a grammar.
+    """
 
     path: str
     size: int
@@ -53,6 +56,7 @@ class NewFile:
     hash: bytes
     language: str
     skipped: str
+    by_lines: bool
     chunks: Sequence[tuple[Chunk, tuple[str, ...]]]
 
 
@@ -134,12 +138,22 @@ class IndexWriter:
     def _put_one(self, file: NewFile) -> Iterator[tuple[int, Chunk]]:
         row = database.rows(
             self._db,
-            "INSERT INTO files (path, size, mtime_ns, seen_ns, hash, skipped, language) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO files (path, size, mtime_ns, seen_ns, hash, skipped, language, by_lines)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (path) DO UPDATE SET size = excluded.size, mtime_ns = excluded.mtime_ns,"
             " seen_ns = excluded.seen_ns, hash = excluded.hash, skipped = excluded.skipped,"
-            " language = excluded.language"
+            " language = excluded.language, by_lines = excluded.by_lines"
             " RETURNING id",
-            (file.path, file.size, file.mtime_ns, file.seen_ns, file.hash, file.skipped, file.language),
+            (
+                file.path,
+                file.size,
+                file.mtime_ns,
+                file.seen_ns,
+                file.hash,
+                file.skipped,
+                file.language,
+                file.by_lines,
+            ),
         )
         file_id = int(row[0][0])
         path_words = " ".join(words(file.path))
@@ -198,8 +212,8 @@ class IndexWriter:
             dead = int(database.read_meta(self._db).get("dead_vectors", "0")) + len(ids)
             database.write_meta(self._db, dead_vectors=str(dead))
 
-    def finish(self) -> tuple[int, int]:
-        """Mark the index as complete, give back free space; returns how many files and chunks it holds."""
+    def finish(self) -> None:
+        """Mark the index as complete and give back free space."""
         meta = database.read_meta(self._db)
         if int(meta.get("dead_vectors", "0")) > _COMPACT_AFTER:
             with self._db:
@@ -208,7 +222,6 @@ class IndexWriter:
             self._db.execute("PRAGMA incremental_vacuum").fetchall()
         if meta.get("complete") != "1":
             database.write_meta(self._db, complete="1")
-        return counts(self._db)
 
     def _rebuild_vectors(self) -> None:
         """Copy the vectors through a plain table: vec0 keeps the room of deleted ones."""
@@ -218,11 +231,18 @@ class IndexWriter:
         self._db.execute("DROP TABLE kept")
 
 
-def counts(db: apsw.Connection) -> tuple[int, int]:
-    """Indexed files and chunks."""
-    sql = "SELECT (SELECT count(*) FROM files WHERE skipped = ''), (SELECT count(*) FROM chunks)"
-    row = database.rows(db, sql)[0]
-    return int(row[0]), int(row[1])
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What an index holds: files with chunks, how many of them were cut without a grammar, and chunks."""
+
+    files: int
+    by_lines: int
+    chunks: int
+
+
+def counts(db: apsw.Connection) -> Counts:
+    files, by_lines = database.rows(db, "SELECT count(*), coalesce(sum(by_lines), 0) FROM files WHERE skipped = ''")[0]
+    return Counts(files, by_lines, database.rows(db, "SELECT count(*) FROM chunks")[0][0])
 
 
 def as_int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:

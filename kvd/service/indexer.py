@@ -20,7 +20,8 @@ from kvd.recall.embed import default_embedder, label
 from kvd.recall.index import IndexWriter, KnownFile, NewFile, counts, only_writer
 from kvd.source import filters
 from kvd.source.chunker import CHUNKER_VERSION
-from kvd.source.content import read_content
+from kvd.source.content import Content
+from kvd.source.cutter import Cutter, Item
 from kvd.source.tree import FileEntry, Listing, checked_folder, list_files, read_file
 from kvd.types import IndexSummary, Progress, ProgressCallback
 
@@ -74,13 +75,14 @@ def _run(
         progress(Progress("scan"))
         update = _Update(root, settings, writer, progress, cancelled)
         update.run(list_files(root))
-        files, chunks = writer.finish()
+        writer.finish()
+        held = counts(db)
     finally:
         db.close()
     return IndexSummary(
         repo=str(root),
-        files=files,
-        chunks=chunks,
+        files=held.files,
+        chunks=held.chunks,
         added=update.added,
         changed=update.changed,
         deleted=update.deleted,
@@ -88,8 +90,19 @@ def _run(
         skipped=dict(sorted(update.skipped.items())),
         embedder=label(embedder),
         seconds=round(time.monotonic() - started, 3),
+        by_lines=held.by_lines,
         rebuilt=reason,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A file between being read and being written: what the index held of it, when and what was read."""
+
+    entry: FileEntry
+    before: KnownFile | None
+    seen_ns: int
+    digest: bytes
 
 
 @dataclass(slots=True)
@@ -115,12 +128,9 @@ class _Update:
         known = self.writer.known_files()
         work = list(self._to_read(listing, known))
         self._delete(known)
-        for number, (entry, before) in enumerate(work):
-            if self.cancelled():
-                self._flush()
-                raise CancelledError("indexing was cancelled", hint="run the same command to go on")
-            self.progress(Progress("index", number, len(work), entry.path))
-            self._read(entry, before)
+        with Cutter() as cutter:
+            for item, content in cutter.cut(self._changed(work)):
+                self._put(item.key, content)
         self._flush()
         if work:
             self.progress(Progress("index", len(work), len(work)))
@@ -148,31 +158,43 @@ class _Update:
             self.writer.delete(list(gone))
             self.deleted = sum(not file.skipped for file in gone.values())
 
-    def _read(self, entry: FileEntry, before: KnownFile | None) -> None:
-        seen = time.time_ns()
-        data = read_file(self.root, entry.path, self.settings.max_file_bytes)
-        if data is None:
-            self._unreadable(entry, before)
-            return
-        digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
-        if before and before.hash == digest:
-            self._touched.append((len(data), entry.mtime_ns, seen, before.id))
-            self._count(before, before.skipped, same=True)
-            return
-        content = read_content(entry.path, data)
-        self._count(before, content.skipped, same=False)
-        self._add(
+    def _changed(self, work: list[tuple[FileEntry, KnownFile | None]]) -> Iterator[Item[_Reading]]:
+        """Read what may have changed; gives what did."""
+        for number, (entry, before) in enumerate(work):
+            if self.cancelled():
+                self._flush()
+                raise CancelledError("indexing was cancelled", hint="run the same command to go on")
+            self.progress(Progress("index", number, len(work), entry.path))
+            seen = time.time_ns()
+            data = read_file(self.root, entry.path, self.settings.max_file_bytes)
+            if data is None:
+                self._unreadable(entry, before)
+                continue
+            digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
+            if before and before.hash == digest:
+                self._touched.append((entry.size, entry.mtime_ns, seen, before.id))
+                self._count(before, before.skipped, same=True)
+            else:
+                yield Item(_Reading(entry, before, seen, digest), entry.path, data)
+
+    def _put(self, reading: _Reading, content: Content) -> None:
+        self._count(reading.before, content.skipped, same=False)
+        self._batch.append(
             NewFile(
-                path=entry.path,
-                size=len(data),
-                mtime_ns=entry.mtime_ns,
-                seen_ns=seen,
-                hash=digest,
+                path=reading.entry.path,
+                size=reading.entry.size,
+                mtime_ns=reading.entry.mtime_ns,
+                seen_ns=reading.seen_ns,
+                hash=reading.digest,
                 language=content.language,
                 skipped=content.skipped,
+                by_lines=content.by_lines,
                 chunks=[(item.chunk, item.symbols) for item in content.chunks],
             )
         )
+        self._batch_bytes += reading.entry.size
+        if len(self._batch) >= _BATCH_FILES or self._batch_bytes >= _BATCH_BYTES:
+            self._flush()
 
     def _unreadable(self, entry: FileEntry, before: KnownFile | None) -> None:
         """Gone, replaced or forbidden since it was listed: what the index held of it would be a ghost."""
@@ -192,12 +214,6 @@ class _Update:
             self.changed += 1
         else:
             self.added += 1
-
-    def _add(self, file: NewFile) -> None:
-        self._batch.append(file)
-        self._batch_bytes += file.size
-        if len(self._batch) >= _BATCH_FILES or self._batch_bytes >= _BATCH_BYTES:
-            self._flush()
 
     def _flush(self) -> None:
         if self._batch:
@@ -235,14 +251,14 @@ def _stats(file: Path, root: Path) -> dict[str, Any]:
     db = database.open_for_reading(file, root)
     try:
         with database.damage_noticed(root):
-            files, chunks = counts(db)
+            held = counts(db)
             meta = database.read_meta(db)
     finally:
         db.close()
     return {
         "repo": meta["root"],
-        "files": files,
-        "chunks": chunks,
+        "files": held.files,
+        "chunks": held.chunks,
         "bytes": file.stat().st_size,
         "embedder": meta["embedder"],
         "complete": meta.get("complete") == "1",

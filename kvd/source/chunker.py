@@ -51,11 +51,14 @@ class _Unit:
     """Punctuation that belongs to what stands before it."""
 
 
-def chunk_text(path: str, text: str, language: str) -> list[SourceChunk]:
-    """The chunks of a decoded text (line ends are `\\n`), in order; none for a blank text."""
+def chunk_text(path: str, text: str, language: str, by_lines: bool = False) -> list[SourceChunk]:
+    """The chunks of a decoded text (line ends are `\\n`), in order; none for a blank text.
+
+    `by_lines` leaves the parser out, as for a language without a grammar.
+    """
     source = text.encode("utf-8")
     lines = _line_starts(source)
-    tree = syntax.parse(language, source) if languages.has_grammar(language) else None
+    tree = None if by_lines or not languages.has_grammar(language) else syntax.parse(language, source)
     if tree is None:
         units: Iterable[_Unit] = _split_lines(source, 0, len(source), 0)
         found: list[Definition] = []
@@ -115,7 +118,8 @@ def _units(root: Node, source: bytes, kinds: frozenset[str]) -> Iterable[_Unit]:
 
 def _stays_whole(node: Node, kinds: frozenset[str]) -> bool:
     if node.type in kinds:
-        return True
+        # A whole file is a "module" or "program" to some grammars, and no definition.
+        return node.parent is not None
     return node.type in WRAPPERS and any(child.type in kinds for child in node.named_children)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from kvd.source import filters
 from kvd.source.chunker import SourceChunk, chunk_text
-from kvd.source.languages import NOTEBOOK, language_of
+from kvd.source.languages import NOTEBOOK, has_grammar, language_of
 from kvd.source.notebook import chunk_notebook
 from kvd.source.text import decode
+from kvd.types import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +20,24 @@ class Content:
     language: str = ""
     skipped: str = ""
     chunks: list[SourceChunk] = field(default_factory=list)
+    by_lines: bool = False
+    """Cut without a grammar."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Content:
+        chunks = [SourceChunk(Chunk(**item["chunk"]), tuple(item["symbols"])) for item in data["chunks"]]
+        return cls(data["language"], data["skipped"], chunks, data["by_lines"])
 
 
-def read_content(path: str, data: bytes) -> Content:
-    """Decode, judge and cut the content of the file at `path`."""
+def read_content(path: str, data: bytes, by_lines: bool = False) -> Content:
+    """Decode, judge and cut the content of the file at `path`.
+
+    Parsers are native code that some inputs make crash: `kvd.source.cutter` runs this in a process of its own.
+    `by_lines` runs no parser.
+    """
     if filters.holds_private_key(data):
         return Content(skipped=filters.SECRET)
     text = decode(data)
@@ -32,8 +48,9 @@ def read_content(path: str, data: bytes) -> Content:
         return Content(skipped=reason)
     language = language_of(path, text)
     if language == NOTEBOOK:
-        notebook = chunk_notebook(path, text)
+        notebook = None if by_lines else chunk_notebook(path, text)
         if notebook is None:
             return Content(language=language, skipped=filters.UNREADABLE)
         return Content(language, "" if notebook else filters.EMPTY, notebook)
-    return Content(language, "", chunk_text(path, text, language))
+    by_lines = by_lines or not has_grammar(language)
+    return Content(language, "", chunk_text(path, text, language, by_lines), by_lines)
