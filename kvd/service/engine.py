@@ -52,9 +52,7 @@ class EngineAnswer:
 class EngineClient:
     """Belongs to one event loop. The child is started by the first `ask`."""
 
-    def __init__(
-        self, writer: StoreWriter, command: Sequence[str] = COMMAND, max_waiting: int = MAX_WAITING
-    ) -> None:
+    def __init__(self, writer: StoreWriter, command: Sequence[str] = COMMAND, max_waiting: int = MAX_WAITING) -> None:
         self._writer = writer
         self._command = tuple(command)
         self._max_waiting = max_waiting
