@@ -14,7 +14,8 @@ import apsw
 
 from kvd.recall import database
 from kvd.recall.embed import default_embedder, label
-from kvd.recall.index import as_int8, scale
+from kvd.recall.index import VECTOR_SCALE, as_int8
+from kvd.recall.vocabulary import corrected, document_counts
 
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
@@ -50,9 +51,12 @@ class Gathered:
 def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
     """Look the terms up and find the nearest vectors."""
     total = _count(db)
-    rows = _document_counts(db, terms)
+    terms = corrected(db, terms)
+    rows = document_counts(db, terms)
     asked = sorted(terms, key=lambda term: rows[term] or total)[:MAX_TERMS]
-    weights = {term: math.log(1 + (total + 1) / (rows[term] + 0.5)) for term in asked}
+    # Words that are rarer than one chunk in fifty, or missing, weigh alike: one of them can't rule out the rest.
+    common = max(1.0, total / 50)
+    weights = {term: math.log(1 + (total + 1) / (max(rows[term], common) + 0.5)) for term in asked}
     whole = sum(weights.values()) or 1.0
     importance = {term: weight / whole for term, weight in weights.items()}
     candidates = _lexical(db, asked, rows, importance)
@@ -64,14 +68,6 @@ def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
 
 def _count(db: apsw.Connection) -> int:
     return int(database.rows(db, "SELECT count(*) FROM chunks")[0][0])
-
-
-def _document_counts(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
-    counts = dict.fromkeys(terms, 0)
-    for term in terms:
-        for (number,) in db.execute("SELECT doc FROM vocabulary WHERE term = ?", (term,)):
-            counts[term] = int(number)
-    return counts
 
 
 def _lexical(
@@ -104,7 +100,7 @@ def _add_similar(db: apsw.Connection, query: str, terms: list[str], candidates: 
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
     vector = as_int8(embedder.embed_query(" ".join(terms))).tobytes()
-    twice = 2.0 * scale(embedder.dimension) ** 2
+    twice = 2.0 * VECTOR_SCALE**2
     for number, distance in database.rows(
         db, "SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?", (vector, _MAX_VECTORS)
     ):

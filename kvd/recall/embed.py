@@ -41,8 +41,8 @@ def label(embedder: Embedder) -> str:
 
 
 _GRAM_SIZES = (3, 4, 5)
-_WORD_WEIGHT = 1.0
-_GRAMS_WEIGHT = 0.6
+_WORD_WEIGHT = 0.6
+_GRAMS_WEIGHT = 1.0
 _MAX_WORDS = 4_000
 _LONGEST_PART = 16
 

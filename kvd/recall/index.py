@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -245,17 +244,16 @@ def counts(db: apsw.Connection) -> Counts:
     return Counts(files, by_lines, database.rows(db, "SELECT count(*) FROM chunks")[0][0])
 
 
+VECTOR_SCALE = 127.0
+"""What a length of 1 is stored as."""
+
+
 def as_int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
     """Rows of length 1 as whole numbers, all to the same scale, so that distances give the order of cosines."""
     import numpy as np
 
-    scaled: NDArray[np.int8] = np.clip(np.rint(vectors * scale(vectors.shape[-1])), -127, 127).astype(np.int8)
+    scaled: NDArray[np.int8] = np.rint(vectors * VECTOR_SCALE).astype(np.int8)
     return scaled
-
-
-def scale(dimension: int) -> float:
-    """What a length of 1 is stored as: components up to 6.8 times their root mean square fit into a byte."""
-    return 127.0 / 6.8 * math.sqrt(dimension)
 
 
 def _embedded_text(path: str, scope: str, text: str) -> str:

@@ -32,14 +32,14 @@ MAX_QUERY = 20_000
 class Weights:
     """How much each part counts; the words' best BM25 of a question is 1."""
 
-    coverage: float = 0.5
-    vector: float = 0.3
-    definition: float = 0.6
-    path: float = 0.6
-    file: float = 0.35
-    repeat: float = 0.6
-    floor: float = 0.28
-    near: float = 0.45
+    coverage: float = 0.4
+    vector: float = 0.5
+    definition: float = 0.35
+    path: float = 0.8
+    file: float = 0.45
+    repeat: float = 0.55
+    floor: float = 0.27
+    near: float = 0.4
     places: bool = True
 
 
@@ -73,19 +73,26 @@ def search(root: Path, query: str, top_k: int, weights: Weights = DEFAULT_WEIGHT
 def _ranked(db: apsw.Connection, query: str, top_k: int, weights: Weights) -> list[Hit]:
     terms = query_words(query)
     gathered = gather(db, query, terms)
-    if not gathered.candidates or not _relevant(gathered, weights):
+    scorer = _Scorer(query, gathered, weights)
+    if not _relevant(gathered, scorer, weights):
         return []
-    scored = _Scorer(query, gathered, weights).scores()
+    scored = scorer.scores()
     chosen = _spread(scored, gathered.candidates, top_k, weights)
     texts = _load(db, [number for number, _ in chosen])
     return [Hit(chunk=texts[number], score=round(score, 4)) for number, score in chosen]
 
 
-def _relevant(gathered: Gathered, weights: Weights) -> bool:
-    """Whether anything answers: enough of the question's words meet in one chunk, or a vector is very near."""
-    covered = max((item.coverage for item in gathered.candidates.values()), default=0.0)
-    nearest = max((item.similarity for item in gathered.candidates.values()), default=0.0)
-    return covered >= weights.floor or nearest >= weights.near
+def _relevant(gathered: Gathered, scorer: _Scorer, weights: Weights) -> bool:
+    """Whether anything answers: enough of the question's words meet in one chunk, or a vector is very near.
+
+    Fewer words are enough where they are the whole name of something that is defined.
+    """
+    candidates = gathered.candidates.values()
+    covered = max((item.coverage for item in candidates), default=0.0)
+    nearest = max((item.similarity for item in candidates), default=0.0)
+    if covered >= weights.floor or nearest >= weights.near:
+        return True
+    return covered >= weights.floor * 0.6 and any(scorer.defines(item) for item in candidates)
 
 
 class _Scorer:
@@ -115,15 +122,15 @@ class _Scorer:
         weights = self._weights
         score = item.bm25 / best + weights.coverage * item.coverage + weights.vector * max(0.0, item.similarity)
         if weights.definition:
-            score += weights.definition * self._definition(item)
+            score += weights.definition * self.defines(item)
         if weights.path:
             if item.path not in self._paths:
                 self._paths[item.path] = self._path(item.path)
             score += weights.path * self._paths[item.path]
         return score
 
-    def _definition(self, item: Candidate) -> float:
-        """1 for a chunk that defines a name that is written like one in the question, else by the words shared."""
+    def defines(self, item: Candidate) -> float:
+        """1 for a chunk that defines a name that is written like one in the question, less if its words are said."""
         best = 0.0
         for symbol in item.symbols:
             name = symbol.lower()
@@ -131,10 +138,8 @@ class _Scorer:
             if any(name == asked or last == _last(asked) for asked in self._names):
                 return 1.0
             parts = set(parts_of(last))
-            shared = parts & self._query_parts
-            if shared:
-                weight = sum(self._gathered.importance[part] for part in shared)
-                best = max(best, (len(shared) / len(parts)) * min(1.0, weight * 1.5))
+            if parts and parts <= self._query_parts:
+                best = max(best, min(1.0, 1.5 * sum(self._gathered.importance[part] for part in parts)))
         return best * 0.7
 
     def _path(self, path: str) -> float:

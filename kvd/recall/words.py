@@ -46,12 +46,11 @@ def words(text: str) -> list[str]:
 
 @lru_cache(maxsize=65_536)
 def _of_run(run: str) -> tuple[str, ...]:
-    parts = [_stem(part.lower()) for part in _split(run)]
-    whole = run.lower()
-    if len(parts) == 1 and (parts[0] == _stem(whole)):
-        return tuple(parts)
-    kept = (whole.strip("_"), *parts) if len(whole) <= MAX_WORD else tuple(parts)
-    return tuple(part[:MAX_WORD] for part in kept if part)
+    parts = tuple(part[:MAX_WORD] for part in parts_of(run))
+    whole = run.lower().strip("_")
+    if len(whole) > MAX_WORD or len(parts) == 1:
+        return parts
+    return (whole, *parts) if whole else ()
 
 
 def _split(run: str) -> list[str]:
@@ -97,11 +96,6 @@ def _without_plural(word: str) -> str:
     return word
 
 
-@lru_cache(maxsize=1)
-def _stop_stems() -> frozenset[str]:
-    return frozenset(_stem(word) for word in STOPWORDS)
-
-
 def query_words(query: str) -> list[str]:
     """The distinct words of a question without those that every question has.
 
@@ -109,7 +103,7 @@ def query_words(query: str) -> list[str]:
     """
     runs = _RUN.findall(query)
     told = [word for run in runs if run.lower() not in STOPWORDS for word in _of_run(run)]
-    kept = [word for word in dict.fromkeys(told) if word not in _stop_stems() and (len(word) > 1 or len(runs) == 1)]
+    kept = [word for word in dict.fromkeys(told) if len(word) > 1 or len(runs) == 1]
     if not kept and len(runs) <= 2:
         kept = list(dict.fromkeys(word for run in runs for word in _of_run(run)))
     return kept
