@@ -47,7 +47,7 @@ _MINIMUM = {"n_ctx": 512, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers
 def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
     if type(value) is not kind:
         raise UsageError(f"{name} must be {kind.__name__}, not {value!r}", hint=f"edit {file}")
-    if kind is int and value < _MINIMUM.get(name, 0):
+    if isinstance(value, int) and value < _MINIMUM.get(name, 0):
         raise UsageError(f"{name} must be at least {_MINIMUM.get(name, 0)}", hint=f"edit {file}")
     return value
 

@@ -146,9 +146,9 @@ class Pager:
             start = end
         return fetched, frames
 
-    def rows(self, runs: Sequence[tuple[Fetched, int]]) -> Rows:
-        """The tokens of several bodies one after the other; the first `skip` of each (body, skip) left out."""
-        return self._pool.rows((fetched.blocks, skip) for fetched, skip in runs)
+    def rows(self, fetched: Fetched, skip: int) -> Rows:
+        """The tokens of a body but for the first `skip`, to be read layer by layer."""
+        return self._pool.rows(fetched.blocks, skip)
 
     def release(self, fetched: Sequence[Fetched | None]) -> None:
         """Unpin what `fetch` or `add` gave."""

@@ -132,23 +132,15 @@ class HotPool:
                 raise ValueError("block is not pinned")
             block.pins -= 1
 
-    def rows(self, runs: Iterable[tuple[Sequence[Resident], int]]) -> Rows:
-        """The tokens of several runs of blocks one after the other, to be read layer by layer.
-
-        Of each run (blocks, skip) the first `skip` tokens are left out.
-        """
-        pages: list[int] = []
-        slots: list[int] = []
-        for blocks, skip in runs:
-            run = [
-                (block.pages[index // PAGE_TOKENS], index % PAGE_TOKENS)
-                for block in blocks
-                for index in range(len(block.tokens))
-            ][skip:]
-            pages += [page for page, _ in run]
-            slots += [slot for _, slot in run]
-        device = self._pages.device
-        return Rows(self._pages, torch.tensor(pages, device=device), torch.tensor(slots, device=device))
+    def rows(self, blocks: Sequence[Resident], skip: int = 0) -> Rows:
+        """The tokens of `blocks` one after the other, the first `skip` left out, to be read layer by layer."""
+        places = [
+            (block.pages[index // PAGE_TOKENS], index % PAGE_TOKENS)
+            for block in blocks
+            for index in range(len(block.tokens))
+        ][skip:]
+        pages, slots = torch.tensor(places, device=self._pages.device).unbind(1)
+        return Rows(self._pages, pages, slots)
 
     def stats(self) -> dict[str, int]:
         """`{"bytes", "used_bytes", "blocks", "tokens", "evictions"}`."""

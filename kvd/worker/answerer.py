@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from kvd.engine.llama import SEQUENCES, LlamaEngine
+from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
 from kvd.kv.pager import Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.decoding import LIVE, PREFIX, Step, decode_run, generate
+from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
 from kvd.worker.prompt import Piece, PromptBuilder, select
 from kvd.worker.reuse import Placed, Reuse
 
@@ -59,7 +59,7 @@ class Answerer:
         try:
             return turn.run()
         finally:
-            self.engine.clear(range(LIVE, SEQUENCES))
+            self.engine.clear((LIVE, WORK, SPARE))
             if self.reuse is not None:
                 self.reuse.pager.release(turn.fetched)
 
@@ -148,7 +148,12 @@ class _Turn:
         return start + len(tokens), {**_NO_TOKENS, "recalled": recalled, "prefilled": recalled}
 
     def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
-        """Bring the bodies into the live sequence, their heads computed; None where that can't be done."""
+        """Bring the chunks into the live sequence one by one: head computed, the rest of the body set.
+
+        A head is computed before the next chunk comes, so that it sees all that stands before it: heads computed
+        in one batch, blind to one another, cost more quality than they save time. None where the pool or
+        llama.cpp refuses.
+        """
         reuse = self._reuse
         assert reuse is not None
         try:
@@ -162,13 +167,14 @@ class _Turn:
             recompute = min(self._recompute, len(piece.body) - 1)
             placed.append(Placed(header, piece.body, body, start, recompute))
             start = placed[-1].end
-        if placed:
+        for item in placed:
+            decode_run(self._engine, item.fresh, item.start, LIVE, self._listener.step)
             started = perf_counter()
-            done = reuse.set_bodies(placed)
+            done = reuse.set_stored(item)
             self._load_ms += (perf_counter() - started) * 1000
             if not done:
+                self._engine.remove(LIVE, len(self._prompts.prefix))
                 return None
-            reuse.decode_heads(placed, self._listener.step)
         return placed
 
     def _fetch(self, reuse: Reuse, bodies: Sequence[tuple[int, ...]]) -> list[Fetched]:

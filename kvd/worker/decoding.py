@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from kvd.engine.llama import BatchToken, LlamaEngine, run
 
-PREFIX, LIVE, SPARE = 0, 1, 2
-"""Sequences: the shared prefix (always there), the running prompt, and one for what comes and goes."""
+PREFIX, LIVE, WORK, SPARE = 0, 1, 2, 3
+"""Sequences: the shared prefix (always there), the running prompt, a body being computed, cells in passing."""
 
 SLICE = 128
 """Tokens between two looks at whether the asker is still there; llama.cpp is as fast as with whole batches."""

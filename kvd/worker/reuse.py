@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import torch
 
-from kvd.engine.llama import BATCH, SEQUENCES, BatchToken, LlamaEngine, run
+from kvd.engine.llama import LlamaEngine
 from kvd.engine.state import StateBuffer, parse_state
 from kvd.errors import ModelError
 from kvd.kv import codec
@@ -19,12 +19,9 @@ from kvd.kv.pager import Fetched, Pager
 from kvd.kv.rope import Rotation
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
-from kvd.worker.decoding import LIVE, PREFIX, SPARE, Step, decode_run
+from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, Step, decode_run
 from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
-
-_HEADS = range(3, SEQUENCES)
-"""One sequence for each chunk's header, so that all headers are computed in one batch."""
 
 
 def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder) -> bytes:
@@ -80,11 +77,11 @@ class Reuse:
         engine, header = self._engine, self._prompts.neutral_header
         start = len(self._prompts.prefix)
         body_start = start + len(header)
-        engine.share(PREFIX, LIVE)
-        decode_run(engine, [*header, *body], start, LIVE, step)
-        engine.share(LIVE, SPARE, body_start)
+        engine.share(PREFIX, WORK)
+        decode_run(engine, [*header, *body], start, WORK, step)
+        engine.share(WORK, SPARE, body_start)
         state = parse_state(engine.get_state(SPARE))
-        engine.clear((LIVE, SPARE))
+        engine.clear((WORK, SPARE))
         if state.positions.tolist() != list(range(body_start, body_start + len(body))):
             raise ModelError("llama.cpp gave back other cells than were computed", hint="kvd logs")
         angles = self._rotation.angles(-torch.from_numpy(state.positions.astype(np.int64)))
@@ -94,11 +91,11 @@ class Reuse:
             kv[layer, 1] = torch.from_numpy(state.values[layer])
         return self.pager.add(body, kv)
 
-    def set_bodies(self, placed: Sequence[Placed]) -> bool:
-        """Put all stored tokens into the live sequence at their places, as one state; False if refused."""
-        positions = [position for item in placed for position in range(item.stored_start, item.end)]
+    def set_stored(self, item: Placed) -> bool:
+        """Append the stored part of a body to the live sequence; False when llama.cpp refuses the state."""
+        positions = range(item.stored_start, item.end)
         buffer = StateBuffer(self.shape, positions, SPARE)
-        rows = self.pager.rows([(item.stored, item.recompute) for item in placed])
+        rows = self.pager.rows(item.stored, item.recompute)
         angles = self._rotation.angles(torch.tensor(positions))
         for layer in range(self.shape.n_layer):
             self._rotation.rotate(rows.keys(layer), angles, torch.from_numpy(buffer.keys(layer)))
@@ -108,33 +105,3 @@ class Reuse:
         self._engine.share(SPARE, LIVE)
         self._engine.remove(SPARE)
         return True
-
-    def decode_heads(self, placed: Sequence[Placed], step: Step) -> None:
-        """Compute headers and recomputed tokens in place, many chunks to a batch.
-
-        Each head has a sequence that shares the cells before it; it does not see heads of its own batch.
-        """
-        engine = self._engine
-        for group in _batches(placed):
-            tokens: list[BatchToken] = []
-            for sequence, item in zip(_HEADS, group, strict=False):
-                engine.share(LIVE, sequence, 0, item.start)
-                tokens += run(item.fresh, item.start, sequence)
-            engine.decode(tokens)
-            for sequence, item in zip(_HEADS, group, strict=False):
-                engine.share(sequence, LIVE, item.start, item.stored_start)
-                engine.remove(sequence)
-            step()
-
-
-def _batches(placed: Sequence[Placed]) -> list[list[Placed]]:
-    """Cut into groups that fit a batch and the sequences there are; a head alone never fills a batch."""
-    groups: list[list[Placed]] = [[]]
-    size = 0
-    for item in placed:
-        if len(groups[-1]) == len(_HEADS) or size + len(item.fresh) > BATCH:
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
-        size += len(item.fresh)
-    return groups

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvd.kv.codec import BLOCK_TOKENS, BlockError, decode, encode, value_group
+from kvd.types import KVShape
+
+SHAPE = KVShape(n_layer=3, width=128)
+
+
+def a_block(tokens: int, shape: KVShape = SHAPE, seed: int = 0) -> torch.Tensor:
+    """Values as a model's: keys with large offsets per channel, values around zero."""
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn((shape.n_layer, 2, tokens, shape.width), generator=generator)
+    kv[:, 0] += 100 * torch.randn((shape.n_layer, 1, shape.width), generator=generator)
+    return kv.half()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 37, BLOCK_TOKENS])
+def test_decodes_to_within_half_a_step_of_each_group(tokens: int) -> None:
+    kv = a_block(tokens)
+    block = decode(encode(range(tokens), kv), SHAPE)
+    assert block.tokens == tuple(range(tokens))
+    error = (block.kv.float() - kv.float()).abs()
+    keys, values = kv[:, 0].float(), kv[:, 1].float().view(3, tokens, 2, 64)
+    key_step = (keys.amax(1) - keys.amin(1)) / 15
+    # Half a step, and the grid of float16 around offsets of a few hundred.
+    assert (error[:, 0].amax(1) <= key_step * 0.51 + keys.abs().amax(1) * 2**-10).all()
+    value_step = (values.amax(3) - values.amin(3)) / 15
+    assert (error[:, 1].view(3, tokens, 2, 64).amax(3) <= value_step * 0.51 + 2**-9).all()
+
+
+def test_constant_channels_come_back_exactly() -> None:
+    kv = torch.full((3, 2, 20, 128), 7.5, dtype=torch.float16)
+    assert torch.equal(decode(encode(range(20), kv), SHAPE).kv, kv)
+
+
+def test_encoding_what_was_decoded_changes_nothing_visible() -> None:
+    once = decode(encode(range(100), a_block(100)), SHAPE).kv
+    twice = decode(encode(range(100), once), SHAPE).kv
+    step = (once[:, 0].float().amax(1) - once[:, 0].float().amin(1)) / 15
+    assert ((twice[:, 0].float() - once[:, 0].float()).abs().amax(1) <= step * 0.1 + 0.13).all()
+
+
+def test_same_block_same_frame() -> None:
+    assert encode(range(64), a_block(64)) == encode(range(64), a_block(64))
+
+
+def test_a_block_of_a_hundred_tokens_costs_under_four_and_a_half_bits_a_value() -> None:
+    kv = a_block(100)
+    assert len(encode(range(100), kv)) * 8 / kv.numel() < 4.5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
+    frame = bytearray(encode(range(9), a_block(9)))
+    index = data.draw(st.integers(0, len(frame) - 1))
+    frame[index] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BlockError):
+        decode(bytes(frame), SHAPE)
+
+
+@pytest.mark.parametrize("length", [0, 1, 23, 24, 25, 100])
+def test_a_cut_frame_is_noticed(length: int) -> None:
+    with pytest.raises(BlockError):
+        decode(encode(range(9), a_block(9))[:length], SHAPE)
+
+
+@pytest.mark.parametrize("other", [KVShape(2, 128), KVShape(3, 64), KVShape(3, 256)])
+def test_a_frame_of_another_model_is_refused(other: KVShape) -> None:
+    with pytest.raises(BlockError):
+        decode(encode(range(9), a_block(9)), other)
+
+
+@pytest.mark.parametrize(("width", "group"), [(64, 64), (192, 64), (96, 32), (80, 16), (1024, 64)])
+def test_groups_divide_the_width(width: int, group: int) -> None:
+    assert value_group(width) == group
+    shape = KVShape(2, width)
+    kv = a_block(5, shape)
+    assert torch.allclose(decode(encode(range(5), kv), shape).kv[:, 1].float(), kv[:, 1].float(), atol=0.3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_frame_and_values() -> None:
+    kv = a_block(100)
+    frame = encode(range(100), kv.cuda())
+    assert frame == encode(range(100), kv)
+    assert torch.equal(decode(frame, SHAPE, torch.device("cuda")).kv.cpu(), decode(frame, SHAPE).kv)
