@@ -53,7 +53,7 @@ class BlockStore:
     """
 
     def __init__(self, path: Path, readonly: bool = False) -> None:
-        self._path = path
+        self.path = path
         self._readonly = readonly
         self._db: apsw.Connection | None = None
         self.rebuilt = ""
@@ -64,9 +64,9 @@ class BlockStore:
             self._open_writer()
 
     def _open_reader(self) -> None:
-        if not self._path.exists():
+        if not self.path.exists():
             return
-        db = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY)
+        db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
         db.set_busy_timeout(2_000)
         self._db = db
 
@@ -74,22 +74,22 @@ class BlockStore:
         try:
             self._db = self._connect()
         except (apsw.CorruptError, apsw.NotADBError) as error:
-            self.rebuilt = f"{self._path.name} was damaged ({error})"
+            self.rebuilt = f"{self.path.name} was damaged ({error})"
             self._set_aside()
             self._db = self._connect()
         except apsw.Error as error:
-            raise StoreError(f"can't open {self._path}: {error}", hint="check the disk, or remove the file") from error
+            raise StoreError(f"can't open {self.path}: {error}", hint="check the disk, or remove the file") from error
 
     def _set_aside(self) -> None:
         for suffix in ("-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        self._path.unlink(missing_ok=True)
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def _connect(self) -> apsw.Connection:
-        fresh = not self._path.exists() or self._path.stat().st_size == 0
+        fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh:
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        db = apsw.Connection(str(self._path))
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        db = apsw.Connection(str(self.path))
         try:
             db.set_busy_timeout(10_000)
             if fresh:
@@ -107,7 +107,7 @@ class BlockStore:
         version = db.pragma("user_version")
         if version > _SCHEMA_VERSION:
             raise StoreError(
-                f"{self._path} was written by a newer kvd (format {version})",
+                f"{self.path} was written by a newer kvd (format {version})",
                 hint="upgrade kvd, or remove the file",
             )
         if version == 0:
@@ -185,7 +185,7 @@ class BlockStore:
 
     def file_bytes(self) -> int:
         """Bytes of the file and its write-ahead log on disk."""
-        return sum(file.stat().st_size for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
+        return sum(file.stat().st_size for file in (self.path, Path(f"{self.path}-wal")) if file.exists())
 
     def stats(self) -> dict[str, Any]:
         """`{"blocks", "tokens", "payload_bytes", "file_bytes"}`."""

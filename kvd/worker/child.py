@@ -53,7 +53,10 @@ class Child:
             request = self._queue.get()
             number, method = int(request["id"]), str(request["method"])
             try:
-                self._send({"id": number, "result": methods[method](number, request.get("params", {}))})
+                handle = methods.get(method)
+                if handle is None:
+                    raise KvdError(f"the engine knows no {method!r}")
+                self._send({"id": number, "result": handle(number, request.get("params", {}))})
             except KvdError as error:
                 self._send({"id": number, "error": error.to_json()})
             if method == "shutdown":
@@ -85,10 +88,18 @@ class Child:
         started = perf_counter()
         threads = int(params["threads"])
         engine = LlamaEngine(Path(params["model_path"]), int(params["n_ctx"]), threads, int(params["gpu_layers"]))
+        try:
+            loaded = self._set_up(engine, params)
+        except BaseException:
+            engine.close()
+            raise
+        self._engine = engine
+        return {**loaded, "load_ms": round((perf_counter() - started) * 1000, 1)}
+
+    def _set_up(self, engine: LlamaEngine, params: Message) -> Message:
         if not engine.has_decoder:
             raise ModelError(f"{params['model_path']} is not a text model", hint="kvd setup")
         torch.set_num_threads(engine.threads)
-        self._engine = engine
         prompts = PromptBuilder(engine)
         reuse, reason = self._make_reuse(engine, prompts, params)
         recompute = int(params["recompute"])
@@ -102,7 +113,6 @@ class Child:
             "kv_bytes_per_token": reuse.shape.bytes_per_token if reuse else 0,
             "gpu": "yes" if engine.gpu else "",
             "recompute": recompute,
-            "load_ms": round((perf_counter() - started) * 1000, 1),
         }
 
     def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, params: Message) -> tuple[Reuse | None, str]:

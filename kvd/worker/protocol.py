@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 _HEADER = struct.Struct("<II")
 _MAX_JSON = 64 << 20
@@ -42,7 +42,7 @@ def _decoded(body: bytes) -> Message:
     return message
 
 
-def read_frame(stream: BinaryIO) -> tuple[Message, bytes] | None:
+def read_frame(stream: IO[bytes]) -> tuple[Message, bytes] | None:
     """Read one frame; None at end of file, also in the middle of a frame (the peer died)."""
     header = stream.read(_HEADER.size)
     if len(header) < _HEADER.size:

@@ -1,0 +1,164 @@
+"""The engine child as the daemon sees it: a real process, real frames, the real small model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvd.kv.store import BlockStore, StoredBlock
+from kvd.worker.protocol import Message, encode_frame, read_frame
+
+from .conftest import N_CTX, SOURCES, model_path
+
+
+class Wire:
+    """Talks to a child; stores what it asks to have stored."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = BlockStore(store)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvd.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.events: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(encode_frame(message))
+        self.process.stdin.flush()
+
+    def receive(self) -> Message:
+        """The next answer; events before it are kept."""
+        assert self.process.stdout is not None
+        while (frame := read_frame(self.process.stdout)) is not None:
+            message, blob = frame
+            if "event" not in message:
+                return message
+            self.events.append(message)
+            if message["event"] == "blocks":
+                self._put(message["data"]["blocks"], blob)
+        raise AssertionError(f"the child died: {self.process.wait(10)}")
+
+    def _put(self, described: list[dict[str, Any]], blob: bytes) -> None:
+        start = 0
+        for block in described:
+            key, parent, whose = (bytes.fromhex(block[name]) for name in ("key", "parent", "fingerprint"))
+            self.store.put([StoredBlock(key, parent, whose, block["tokens"], blob[start : start + block["size"]])])
+            start += block["size"]
+        assert start == len(blob)
+
+    def call(self, number: int, method: str, **params: object) -> Message:
+        self.send({"id": number, "method": method, "params": params})
+        message = self.receive()
+        assert message["id"] == number
+        return message
+
+    def load(self, path: Path, **changes: object) -> Message:
+        params: dict[str, object] = {
+            "model_path": str(path),
+            "model_name": "small",
+            "model_sha256": "0" * 64,
+            "store_path": str(self.store_path),
+            "n_ctx": N_CTX,
+            "threads": 0,
+            "gpu_layers": -1,
+            "reuse": True,
+            "recompute": -1,
+            "pool_bytes": 0,
+        }
+        return self.call(1, "load", **{**params, **changes})
+
+    @property
+    def store_path(self) -> Path:
+        return self.store.path
+
+    def ask(self, number: int, **changes: object) -> Message:
+        chunks = [
+            {"path": path, "start_line": 1, "end_line": 9, "scope": "", "language": "python", "text": text}
+            for path, text in SOURCES.items()
+        ]
+        params: dict[str, object] = {
+            "question": "How is a password checked?",
+            "chunks": chunks,
+            "budget": 600,
+            "max_tokens": 8,
+            "reuse": True,
+        }
+        return self.call(number, "ask", **{**params, **changes})
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Iterator[Wire]:
+    wire = Wire(tmp_path / "kv.db")
+    yield wire
+    wire.process.kill()
+    wire.process.wait(10)
+    for pipe in (wire.process.stdin, wire.process.stdout):
+        if pipe is not None and not pipe.closed:
+            pipe.close()
+
+
+def test_a_question_from_start_to_end(wire: Wire) -> None:
+    loaded = wire.load(model_path())["result"]
+    assert (loaded["reuse"], loaded["reuse_reason"]) == ("on", "")
+    assert loaded["kv_bytes_per_token"] == 2 * 30 * 192 * 2
+    first = wire.ask(2)["result"]
+    texts = [event["data"]["text"] for event in wire.events if event["event"] == "token"]
+    assert "".join(texts) == first["answer"]
+    stages = [event["data"]["done"] for event in wire.events if event["event"] == "stage"]
+    assert stages == [0, 1, 2]
+    assert wire.store.stats()["tokens"] == first["tokens"]["recalled"]
+    again = wire.ask(3)["result"]
+    assert again["tokens"]["reused_hot"] == again["tokens"]["recalled"]
+    assert wire.call(4, "stats")["result"]["pool"]["tokens"] == first["tokens"]["recalled"]
+    assert wire.call(5, "shutdown") == {"id": 5, "result": {}}
+    assert wire.process.wait(10) == 0
+    touched = {key for event in wire.events if event["event"] == "touch" for key in event["data"]["keys"]}
+    assert len(touched) == wire.store.stats()["blocks"]
+
+
+def test_what_one_child_stored_another_loads(wire: Wire) -> None:
+    wire.load(model_path())
+    first = wire.ask(2)["result"]
+    other = Wire(wire.store_path)
+    try:
+        other.load(model_path())
+        cold = other.ask(2)["result"]
+        assert cold["tokens"]["reused_cold"] == cold["tokens"]["recalled"]
+        assert cold["answer"] == first["answer"]
+        # The same file under another hash is another model.
+        other.process.kill()
+        other = Wire(wire.store_path)
+        other.load(model_path(), model_sha256="1" * 64)
+        assert other.ask(2)["result"]["tokens"]["prefilled"] == cold["tokens"]["recalled"]
+    finally:
+        other.process.kill()
+
+
+def test_cancelling_ends_the_question_not_the_child(wire: Wire) -> None:
+    wire.load(model_path())
+    wire.send({"method": "cancel", "params": {"id": 2}})
+    assert wire.ask(2, max_tokens=400)["error"]["code"] == "cancelled"
+    assert wire.ask(3)["result"]["tokens"]["generated"] == 8
+
+
+def test_errors_are_answers(wire: Wire, tmp_path: Path) -> None:
+    assert wire.ask(1)["error"]["code"] == "usage"
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + b"\0" * 100)
+    assert wire.load(bad)["error"]["code"] == "model"
+    assert wire.call(3, "nonsense")["error"]["code"] == "failed"
+    assert wire.load(model_path(), pool_bytes=1)["error"]["code"] == "usage"
+    assert wire.load(model_path(), reuse=False)["result"]["reuse_reason"] == "switched off in the settings"
+    assert wire.ask(5)["result"]["tokens"]["prefilled"] > 100
+
+
+def test_ends_when_the_daemon_is_gone(wire: Wire) -> None:
+    wire.load(model_path())
+    assert wire.process.stdin is not None
+    wire.process.stdin.close()
+    assert wire.process.wait(10) == 0
