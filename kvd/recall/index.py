@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WAIT_S = 0.05
 _EMBED_BATCH = 512
 _COMPACT_AFTER = 4_000
-"""Deleted vectors after which the table of vectors, which does not shrink by itself, is made anew."""
+"""Deleted chunks after which vectors and words, which don't shrink by themselves, are packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,10 @@ class IndexWriter:
         if int(meta.get("dead_vectors", "0")) > _COMPACT_AFTER:
             with self._db:
                 self._rebuild_vectors()
+                self._db.execute("INSERT INTO words (words) VALUES ('optimize')")
                 database.write_meta(self._db, dead_vectors="0")
             self._db.execute("PRAGMA incremental_vacuum").fetchall()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if meta.get("complete") != "1":
             database.write_meta(self._db, complete="1")
 

@@ -40,6 +40,8 @@ class Weights:
     repeat: float = 0.55
     floor: float = 0.27
     near: float = 0.4
+    near_enough: float = 0.25
+    tail: float = 0.15
     places: bool = True
 
 
@@ -76,7 +78,7 @@ def _ranked(db: apsw.Connection, query: str, top_k: int, weights: Weights) -> li
     scorer = _Scorer(query, gathered, weights)
     if not _relevant(gathered, scorer, weights):
         return []
-    scored = scorer.scores()
+    scored = _worth_showing(scorer.scores(), gathered, weights)
     chosen = _spread(scored, gathered.candidates, top_k, weights)
     texts = _load(db, [number for number, _ in chosen])
     return [Hit(chunk=texts[number], score=round(score, 4)) for number, score in chosen]
@@ -93,6 +95,17 @@ def _relevant(gathered: Gathered, scorer: _Scorer, weights: Weights) -> bool:
     if covered >= weights.floor or nearest >= weights.near:
         return True
     return covered >= weights.floor * 0.6 and any(scorer.defines(item) for item in candidates)
+
+
+def _worth_showing(scores: dict[int, float], gathered: Gathered, weights: Weights) -> dict[int, float]:
+    """Without what has no word of the question and isn't near it either, and without the far tail."""
+    best = max(scores.values(), default=0.0)
+    return {
+        number: score
+        for number, score in scores.items()
+        if score >= best * weights.tail
+        and (gathered.candidates[number].coverage or gathered.candidates[number].similarity >= weights.near_enough)
+    }
 
 
 class _Scorer:

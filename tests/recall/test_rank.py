@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from kvd.recall.places import path_factor
 from kvd.recall.rank import MAX_QUERY, search
 from kvd.types import Chunk
 
-FILES: dict[str, list[tuple[str, tuple[str, ...], str]]] = {
+Items = list[tuple[str, tuple[str, ...], str]]
+
+FILES: dict[str, Items] = {
     "src/session.py": [
         (
             "Session.open",
@@ -38,7 +41,8 @@ FILES: dict[str, list[tuple[str, tuple[str, ...], str]]] = {
         (
             "Router.match",
             ("Router", "match"),
-            "class Router:\n    def match(self, path):\n        for route in self.routes:\n            if route.matches(path): return route",
+            "class Router:\n    def match(self, path):\n        for route in self.routes:\n"
+            "            if route.matches(path): return route",
         ),
     ],
     "src/http/cookies.py": [
@@ -59,7 +63,8 @@ FILES: dict[str, list[tuple[str, tuple[str, ...], str]]] = {
         (
             "test_session_close",
             ("test_session_close",),
-            "def test_session_close():\n    session = Session()\n    session.close()\n    assert session.socket is None",
+            "def test_session_close():\n    session = Session()\n    session.close()\n"
+            "    assert session.socket is None",
         ),
     ],
     "docs/session.md": [
@@ -72,7 +77,7 @@ FILES: dict[str, list[tuple[str, tuple[str, ...], str]]] = {
 }
 
 
-def build(root: Path, files: dict[str, list[tuple[str, tuple[str, ...], str]]]) -> None:
+def build(root: Path, files: Mapping[str, Sequence[tuple[str, tuple[str, ...], str]]]) -> None:
     file = paths.index_file(root)
     with only_writer(file, lambda: False):
         db, _ = database.open_for_writing(file, root, "1")
