@@ -10,33 +10,36 @@ __all__ = ["Stream", "clean_line", "index_line", "source_line", "source_lines", 
 
 
 class Stream:
-    """Writes an answer as it comes. `quiet`: writes nothing."""
+    """Writes an answer as it comes, without the blanks around it. `quiet`: writes nothing."""
 
     def __init__(self, out: TextIO, quiet: bool) -> None:
         self._out = out
         self._quiet = quiet
-        self._at_line_start = True
+        self._held = ""
         self.begun = False
 
     def write(self, text: str) -> None:
-        text = clean(text)
-        if self._quiet or not text:
+        text = self._held + clean(text)
+        text = text if self.begun else text.lstrip()
+        shown = text.rstrip()
+        # Blanks at the end wait until something follows them.
+        self._held = text[len(shown) :]
+        if self._quiet or not shown:
             return
-        self._out.write(text)
+        self._out.write(shown)
         self._out.flush()
         self.begun = True
-        self._at_line_start = text.endswith("\n")
 
     def finish(self, result: dict[str, Any]) -> None:
         """End the answer's last line; writes the whole answer if none of it came before."""
         if not self.begun:
+            self._held = ""
             self.write(str(result.get("answer", "")))
         self.break_off()
 
     def break_off(self) -> None:
-        """Leave the line that is begun, so that an error stands on its own."""
-        if not self._at_line_start:
-            self._at_line_start = True
+        """Leave the line that is begun, so that what comes next stands on its own."""
+        if self.begun:
             self._out.write("\n")
             self._out.flush()
 
@@ -71,7 +74,8 @@ def stats_line(result: dict[str, Any]) -> str:
     detail = f" ({', '.join(parts)})" if parts else ""
     loaded = f" · model loaded in {times['model_load'] / 1000:.1f} s" if times["model_load"] else ""
     first = f"first word after {times['ttft'] / 1000:.1f} s"
-    return f"{tokens['recalled']:,} tokens of code recalled{detail} · {first}{loaded}"
+    cut = f" · cut off at {tokens['generated']:,} tokens" if result["finish"] == "length" else ""
+    return f"{tokens['recalled']:,} tokens of code recalled{detail} · {first}{loaded}{cut}"
 
 
 def index_line(summary: dict[str, Any]) -> str:

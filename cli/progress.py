@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _PATIENCE_SECONDS = 0.3
+_QUICK = ("scan", "index")
+"""Stages that every request has and that are mostly over at once."""
+
 _LINE_SECONDS = 5.0
 
 _TITLES = {
@@ -49,9 +52,11 @@ class Stages:
     def show(self, value: dict[str, Any]) -> None:
         if value.get("stage") == "first-index":
             self._say(f"no index of {clean_line(str(value.get('message')))} yet: making one")
-        elif self._terminal and time.monotonic() - self._started > _PATIENCE_SECONDS:
-            self._draw(value)
-        elif not self._terminal and time.monotonic() >= self._next_line:
+        elif self._terminal:
+            early = time.monotonic() - self._started < _PATIENCE_SECONDS
+            if not (early and value.get("stage") in _QUICK):
+                self._draw(value)
+        elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
             self._say(describe(value))
 

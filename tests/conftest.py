@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -87,6 +88,25 @@ class Kvd:
     def command(*arguments: str) -> list[str]:
         return [sys.executable, "-m", "kvd_cli.main", *arguments]
 
+    def stop_daemon(self) -> None:
+        """Stop the daemon at once, if one runs; kill it when it does not stop."""
+        from kvd.errors import KvdError
+        from kvd.rpc.client import Client
+        from kvd.rpc.launch import try_connect
+
+        try:
+            sock = try_connect()
+        except KvdError:
+            # The test has made its folders unusable.
+            return
+        if sock is None:
+            return
+        with Client(sock) as client, contextlib.suppress(KvdError):
+            client.call("shutdown", {"mode": "cancel"}, timeout=5.0)
+            if client.wait_closed(20.0):
+                return
+        self.kill_daemon()
+
     @staticmethod
     def kill_daemon() -> None:
         """kill -9, if one runs."""
@@ -107,10 +127,7 @@ def kvd(isolated_home: Path) -> Iterator[Kvd]:
     folder.mkdir()
     command = Kvd(folder)
     yield command
-    try:
-        command.run("stop", "--now", timeout=40.0)
-    except subprocess.TimeoutExpired:
-        command.kill_daemon()
+    command.stop_daemon()
 
 
 @pytest.fixture
@@ -172,6 +189,7 @@ def fake_daemon(kvd: Kvd, fake_model: Path) -> Iterator[FakeDaemon]:
     """It listens, and has a model."""
     daemon = FakeDaemon()
     yield daemon
+    kvd.stop_daemon()
     daemon.end()
 
 

@@ -22,10 +22,11 @@ _POLL_SECONDS = 0.01
 
 def try_connect(timeout: float = 5.0) -> socket.socket | None:
     """A connection to the daemon, or None where nobody listens (no socket, or a stale one)."""
+    path = os.fspath(paths.socket_file())
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
-        sock.connect(os.fspath(paths.socket_file()))
+        sock.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
         return None
@@ -64,6 +65,9 @@ def connect_or_start(seconds: float = START_SECONDS) -> socket.socket:
 def _spawn() -> subprocess.Popen[bytes]:
     import subprocess
 
+    for folder in (paths.cache_dir, paths.data_dir):
+        # What the daemon can't make it could only log: here it becomes the command's error.
+        folder()
     log = os.open(_log_file(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(

@@ -94,30 +94,30 @@ def test_initialize_tells_version_and_pid(raw: Raw, fake_daemon: FakeDaemon) -> 
     assert result == {"version": "0.1.0", "protocol": 1, "pid": fake_daemon.process.pid, "active": 0, "stopping": False}
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (b"not json", messages.PARSE_ERROR),
-        (b"\xff\xfe", messages.PARSE_ERROR),
-        (b"[" * 50_000, messages.PARSE_ERROR),
-        (b"[]", messages.INVALID_REQUEST),
-        (b'"x"', messages.INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":1}', messages.INVALID_REQUEST),
-        (b'{"jsonrpc":"2.0","id":1,"method":"nonsense"}', messages.METHOD_NOT_FOUND),
-        (b'{"jsonrpc":"2.0","id":1,"method":"search","params":[1]}', UsageError.rpc_code),
-        (b'{"jsonrpc":"2.0","id":1,"method":"search","params":{"query":5}}', UsageError.rpc_code),
-        (b'{"jsonrpc":"2.0","id":1,"method":"shutdown","params":{"mode":"x"}}', UsageError.rpc_code),
-        (b'{"jsonrpc":"2.0","id":1,"method":"index","params":{"path":"x"}}', UsageError.rpc_code),
-    ],
-)
-def test_wrong_messages_get_errors_and_the_connection_stays(raw: Raw, body: bytes, code: int) -> None:
-    raw.send(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-    error = raw.next()["error"]
-    assert error["code"] == code
-    assert "\n" not in error["message"]
-    assert set(error["data"]) == {"code", "message", "hint"}
-    raw.request(2, "initialize", {"version": "x"})
-    assert raw.next()["id"] == 2
+WRONG = [
+    (b"not json", messages.PARSE_ERROR),
+    (b"\xff\xfe", messages.PARSE_ERROR),
+    (b"[" * 50_000, messages.PARSE_ERROR),
+    (b"[]", messages.INVALID_REQUEST),
+    (b'"x"', messages.INVALID_REQUEST),
+    (b'{"jsonrpc":"2.0","id":1}', messages.INVALID_REQUEST),
+    (b'{"jsonrpc":"2.0","id":1,"method":"nonsense"}', messages.METHOD_NOT_FOUND),
+    (b'{"jsonrpc":"2.0","id":1,"method":"search","params":[1]}', UsageError.rpc_code),
+    (b'{"jsonrpc":"2.0","id":1,"method":"search","params":{"query":5}}', UsageError.rpc_code),
+    (b'{"jsonrpc":"2.0","id":1,"method":"shutdown","params":{"mode":"x"}}', UsageError.rpc_code),
+    (b'{"jsonrpc":"2.0","id":1,"method":"index","params":{"path":"x"}}', UsageError.rpc_code),
+]
+
+
+def test_wrong_messages_get_errors_and_the_connection_stays(raw: Raw) -> None:
+    for body, code in WRONG:
+        raw.send(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        error = raw.next()["error"]
+        assert error["code"] == code, body
+        assert "\n" not in error["message"]
+        assert set(error["data"]) == {"code", "message", "hint"}
+        raw.request(2, "initialize", {"version": "x"})
+        assert raw.next()["id"] == 2
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,9 @@ def test_another_users_connection_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert server._is_own(theirs)
-        monkeypatch.setattr(os, "getuid", lambda: 123456)
-        assert not server._is_own(theirs)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getuid", lambda: 123456)
+            assert not server._is_own(theirs)
 
 
 def test_a_large_question_is_a_usage_error(raw: Raw, repository: Path) -> None:

@@ -105,7 +105,7 @@ def test_killed_daemons_are_replaced(kvd: Kvd, repository: Path) -> None:
 
 
 def test_killed_while_indexing_and_the_next_command_goes_on(kvd: Kvd) -> None:
-    files = 1500
+    files = 1000
     for number in range(files):
         body = "\n\n".join(f"def compute_{number}_{n}(value):\n    return value * {n}" for n in range(12))
         (kvd.folder / f"module_{number}.py").write_text(body)
