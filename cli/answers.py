@@ -83,6 +83,8 @@ def index_line(summary: dict[str, Any]) -> str:
     done = [f"{summary[kind]:,} {kind}" for kind in ("added", "changed", "deleted", "unchanged") if summary[kind]]
     line = f"indexed {summary['repo']}: {summary['files']:,} files, {summary['chunks']:,} chunks"
     line += f" ({', '.join(done)})" if done else ""
+    if summary["by_lines"]:
+        line += f", {summary['by_lines']:,} cut by lines for want of a grammar"
     skipped = summary["skipped"]
     if skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))

@@ -39,7 +39,7 @@ def index(
 
 
 def search(
-    query: Annotated[str, typer.Argument(help="Words, names or a question.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, names or a question.")],
     repo: Repo = None,
     top_k: TopK = None,
     as_json: Json = False,
@@ -57,7 +57,7 @@ def search(
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="In your own words, in quotes.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="In your own words, in quotes.")],
     repo: Repo = None,
     top_k: TopK = None,
     budget: Annotated[
