@@ -272,12 +272,13 @@ def test_a_runtime_folder_open_to_others_is_refused(kvd: Kvd) -> None:
 def test_a_long_runtime_path_is_replaced(kvd: Kvd, monkeypatch: pytest.MonkeyPatch) -> None:
     long = Path(os.environ["XDG_RUNTIME_DIR"]) / ("x" * 120)
     long.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    try:
-        kvd.ok("start")
-        assert len(str(paths.socket_file())) < 100
-        kvd.ok("stop")
-    finally:
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(long))
         folder = paths.runtime_dir()
-        (folder / "daemon.lock").unlink(missing_ok=True)
-        folder.rmdir()
+        try:
+            kvd.ok("start")
+            assert len(str(paths.socket_file())) < 100
+            kvd.ok("stop")
+        finally:
+            (folder / "daemon.lock").unlink(missing_ok=True)
+            folder.rmdir()
