@@ -20,6 +20,7 @@ from kvd.recall.vocabulary import corrected, document_counts
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
 
+_FEW = 200
 _MAX_VECTORS = 50
 _MAX_CANDIDATES = 250
 _MAX_ROWS = 4_000
@@ -50,7 +51,8 @@ class Gathered:
 
 def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
     """Look the terms up and find the nearest vectors."""
-    total = _count(db)
+    # In a few chunks it says little that a word is in most of them.
+    total = max(_count(db), _FEW)
     terms = corrected(db, terms)
     rows = document_counts(db, terms)
     asked = sorted(terms, key=lambda term: rows[term] or total)[:MAX_TERMS]

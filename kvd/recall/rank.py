@@ -38,7 +38,7 @@ class Weights:
     path: float = 0.8
     file: float = 0.45
     repeat: float = 0.55
-    floor: float = 0.27
+    floor: float = 0.34
     near: float = 0.4
     near_enough: float = 0.25
     tail: float = 0.15

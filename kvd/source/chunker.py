@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TARGET_BYTES = 1_500
 MAX_BYTES = 2_400
 _TINY_BYTES = 48
+_SMALL_BYTES = 400
 
 CHUNKER_VERSION = 1
 """Raise it when the same text would be cut otherwise: indexes are then made anew."""
@@ -212,7 +213,8 @@ def _merge(units: Iterable[_Unit], source: bytes) -> Iterable[tuple[int, int]]:
 def _belongs(current: _Unit, unit: _Unit, source: bytes) -> bool:
     size = unit.end - current.start
     if size <= TARGET_BYTES:
-        return True
+        near = unit.parent == current.parent
+        return near or min(unit.end - unit.start, current.end - current.start) <= _SMALL_BYTES
     if size > MAX_BYTES:
         return False
     tiny = unit.end - unit.start <= _TINY_BYTES

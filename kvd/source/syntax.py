@@ -18,6 +18,7 @@ MAX_PARSE_S = 3.0
 _READ_SIZE = 8_192
 _MAX_NAME = 120
 _MAX_DEFINITIONS = 20_000
+_SCOPE_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ def definitions(language: str, tree: Tree, source: bytes) -> list[Definition]:
             around.pop()
         outer = around[-1].path if around else ()
         same = around and (around[-1].start, around[-1].end) == (start, -negative_end)
+        # A table or a wrapped function of some length is a scope as well.
+        is_minor = is_minor and node.end_point[0] - node.start_point[0] < _SCOPE_LINES
         path = outer if same or (outer[-1:] == (name,) and is_minor) else (*outer, name)
         definition = Definition(start, -negative_end, name, path, is_minor)
         found.append(definition)
