@@ -65,17 +65,27 @@ def index_file(root: Path) -> Path:
     return _made(cache_dir() / "index") / f"{digest}.db"
 
 
+def _session_dir() -> Path | None:
+    """The login session's runtime folder, also where its variable is not passed on (cron, sudo, ssh commands)."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.getuid()}"):
+        folder = Path(candidate)
+        if folder.is_absolute() and folder.is_dir() and folder.stat().st_uid == os.getuid():
+            return folder
+    return None
+
+
 def runtime_dir() -> Path:
     """The folder of socket and lock, mode 0700 and owned by this user.
 
-    `$XDG_RUNTIME_DIR/kvd`, or a folder in the temporary directory where that is unset or where a socket's path
-    would be too long. Raises `UnavailableError` when someone else owns the folder or can write to it.
+    `kvd` in `$XDG_RUNTIME_DIR` or `/run/user/UID`; `/tmp/kvd-UID` where there is neither, and a name made from the
+    folder's where a socket's path would be too long. Raises `UnavailableError` when someone else owns the folder
+    or can write to it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = Path(base) / "kvd"
-    if not os.path.isabs(base) or len(os.fsencode(folder / _SOCKET)) > _LONGEST_SOCKET_PATH:
-        suffix = hashlib.sha256(os.fsencode(base)).hexdigest()[:8]
-        folder = Path("/tmp") / f"kvd-{os.getuid()}-{suffix}"
+    base = _session_dir()
+    folder = base / "kvd" if base else Path(f"/tmp/kvd-{os.getuid()}")
+    if len(os.fsencode(folder / _SOCKET)) > _LONGEST_SOCKET_PATH:
+        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+        folder = Path(f"/tmp/kvd-{os.getuid()}-{digest}")
     _made(folder)
     status = folder.stat(follow_symlinks=False)
     if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:

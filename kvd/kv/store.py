@@ -95,6 +95,7 @@ class BlockStore:
             if fresh:
                 # Works only before the first table is made.
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            self._refuse_newer(db)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             self._migrate(db)
@@ -103,14 +104,16 @@ class BlockStore:
             raise
         return db
 
-    def _migrate(self, db: apsw.Connection) -> None:
+    def _refuse_newer(self, db: apsw.Connection) -> None:
         version = db.pragma("user_version")
         if version > _SCHEMA_VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer kvd (format {version})",
                 hint="upgrade kvd, or remove the file",
             )
-        if version == 0:
+
+    def _migrate(self, db: apsw.Connection) -> None:
+        if db.pragma("user_version") == 0:
             with db:
                 db.execute(_SCHEMA)
                 db.pragma("user_version", _SCHEMA_VERSION)

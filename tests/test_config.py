@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from kvd import paths
+from kvd.config import Settings, load_settings
+from kvd.errors import UsageError
+
+
+def write(text: str) -> Path:
+    file = paths.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_no_file_means_the_defaults() -> None:
+    assert load_settings() == Settings()
+
+
+def test_a_file_overrides() -> None:
+    write("n_ctx = 4096\nreuse = false\n")
+    assert load_settings() == Settings(n_ctx=4096, reuse=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n_ctx = ", "can't read"),
+        ("n_ctx = '4096'", "n_ctx must be int, not '4096'"),
+        ("n_ctx = true", "n_ctx must be int, not True"),
+        ("reuse = 1", "reuse must be bool, not 1"),
+        ("n_ctx = 1", "n_ctx must be at least 512"),
+        ("store_bytes = -1", "store_bytes must be at least 0"),
+        ("modle = 'x'", "unknown setting 'modle'"),
+    ],
+)
+def test_a_mistake_is_named_with_the_file(text: str, message: str) -> None:
+    file = write(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_settings()
+    assert str(file) in caught.value.message + caught.value.hint
