@@ -15,7 +15,7 @@ import apsw
 from kvd.recall import database
 from kvd.recall.embed import default_embedder, label
 from kvd.recall.index import VECTOR_SCALE, as_int8
-from kvd.recall.vocabulary import corrected, document_counts
+from kvd.recall.vocabulary import corrected
 
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
@@ -53,9 +53,8 @@ def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
     """Look the terms up and find the nearest vectors."""
     # In a few chunks it says little that a word is in most of them.
     total = max(_count(db), _FEW)
-    terms = corrected(db, terms)
-    rows = document_counts(db, terms)
-    asked = sorted(terms, key=lambda term: rows[term] or total)[:MAX_TERMS]
+    rows = corrected(db, terms)
+    asked = sorted(rows, key=lambda term: rows[term] or total)[:MAX_TERMS]
     # Words that are rarer than one chunk in fifty, or missing, weigh alike: one of them can't rule out the rest.
     common = max(1.0, total / 50)
     weights = {term: math.log(1 + (total + 1) / (max(rows[term], common) + 0.5)) for term in asked}

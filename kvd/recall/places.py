@@ -12,7 +12,10 @@ _TEST = re.compile(
 _EXAMPLE = re.compile(r"(^|/)(examples?|samples?|demos?|tutorials?|playground|bench(marks?)?)(/|$)", re.IGNORECASE)
 _DOCUMENT = re.compile(r"\.(md|mdx|markdown|rst|txt|adoc|org|tex|html?)$|(^|/)(docs?|documentation)/", re.IGNORECASE)
 _DATA = re.compile(r"\.(json|jsonl|ya?ml|toml|ini|cfg|csv|tsv|xml|properties|po|css|scss)$|(^|/)\.", re.IGNORECASE)
-_OLD = re.compile(r"(^|/)(vendor|vendored|third[_-]?party|legacy|compat|deprecated|_?vendor|locales?|i18n)(/|$)", re.I)
+_OLD = re.compile(
+    r"(^|/)(vendor|vendored|node_modules|external|third[_-]?party|legacy|compat|deprecated|_?vendor|locales?|i18n)(/|$)",
+    re.I,
+)
 _ENTRY = re.compile(r"(^|/)(__init__\.py|index\.[jt]sx?|mod\.rs)$")
 _STUB = re.compile(r"\.(d\.ts|pyi)$")
 

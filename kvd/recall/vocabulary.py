@@ -26,12 +26,12 @@ def document_counts(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
     return counts
 
 
-def corrected(db: apsw.Connection, terms: list[str]) -> list[str]:
-    """The terms, where one that no chunk has is replaced by the one most like it, if any is alike enough."""
+def corrected(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
+    """The terms with `document_counts`; one that no chunk has is replaced by the one most like it, if any is."""
     counts = document_counts(db, terms)
     missing = [term for term in terms if not counts[term] and term.isalpha() and _SHORTEST <= len(term) <= _LONGEST]
     near = {term: word for term in missing[:_MAX_CORRECTED] if (word := _nearest(db, term))}
-    return list(dict.fromkeys(near.get(term, term) for term in terms))
+    return {near.get(term, term): counts[term] for term in terms} | document_counts(db, list(near.values()))
 
 
 def _nearest(db: apsw.Connection, term: str) -> str:

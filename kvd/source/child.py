@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import struct
 import sys
 from typing import Any, BinaryIO
@@ -16,6 +17,10 @@ from kvd.source.content import read_content
 
 _MEMORY = 4_000_000_000
 """Address space in bytes: a parser that runs wild fails here and not in the whole machine."""
+
+
+_LONGEST_S = 60
+"""For one file; a parser that loops would otherwise outlive the process that waits for it."""
 
 
 def write_frame(file: BinaryIO, data: bytes) -> None:
@@ -46,7 +51,9 @@ def main() -> None:
     sys.stdout = sys.stderr
     while (head := read_frame(source)) is not None and (data := read_frame(source)) is not None:
         request: dict[str, Any] = json.loads(head)
+        signal.alarm(_LONGEST_S)
         answer = read_content(request["path"], data).to_json()
+        signal.alarm(0)
         write_frame(sink, json.dumps(answer).encode())
         sink.flush()
 
