@@ -243,6 +243,8 @@ _MINOR = {
     "c": "(preproc_def) @minor (preproc_function_def) @minor",
     "lua": "(chunk (assignment_statement) @minor)",
     "java": "(enum_constant) @minor",
+    "json": "(document (object (pair) @minor))",
+    "yaml": "(document (block_node (block_mapping (block_mapping_pair) @minor)))",
     "r": "(binary_operator rhs: (function_definition)) @definition",
 }
 _MINOR["typescript"] = _MINOR["tsx"] = _MINOR["javascript"]

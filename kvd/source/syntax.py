@@ -19,6 +19,8 @@ _READ_SIZE = 8_192
 _MAX_NAME = 120
 _MAX_DEFINITIONS = 20_000
 _SCOPE_LINES = 3
+_FLAT_SECTIONS = {"rst"}
+"""Here a section's node holds its title alone; it goes on to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +94,27 @@ def definitions(language: str, tree: Tree, source: bytes) -> list[Definition]:
     from tree_sitter import QueryCursor
 
     captured = QueryCursor(grammar.query).captures(tree.root_node)
-    major = [(node, False) for node in captured.get("definition", [])]
-    minor = [(node, True) for node in captured.get("minor", [])]
-    nodes = sorted(
-        {(node.start_byte, -node.end_byte, is_minor): node for node, is_minor in major + minor}.items(),
-        key=lambda item: item[0],
-    )
+    nodes = [(node, False) for node in captured.get("definition", []) if node != tree.root_node]
+    nodes += [(node, True) for node in captured.get("minor", [])]
+    nodes.sort(key=lambda item: (item[0].start_byte, -item[0].end_byte, item[1]))
+    ends = [node.end_byte for node, _ in nodes]
+    if language in _FLAT_SECTIONS:
+        ends = [node.start_byte for node, _ in nodes[1:]] + [len(source)]
     found: list[Definition] = []
     around: list[Definition] = []
-    root = tree.root_node
-    for (start, negative_end, is_minor), node in nodes[:_MAX_DEFINITIONS]:
-        name = _name_of(node, source) if node != root else ""
+    for (node, is_minor), end in list(zip(nodes, ends, strict=True))[:_MAX_DEFINITIONS]:
+        name = _name_of(node, source)
         if not name:
             continue
+        start = node.start_byte
         while around and around[-1].end <= start:
             around.pop()
         outer = around[-1].path if around else ()
-        same = around and (around[-1].start, around[-1].end) == (start, -negative_end)
+        same = bool(around) and (around[-1].start, around[-1].end) == (start, end)
         # A table or a wrapped function of some length is a scope as well.
         is_minor = is_minor and node.end_point[0] - node.start_point[0] < _SCOPE_LINES
         path = outer if same or (outer[-1:] == (name,) and is_minor) else (*outer, name)
-        definition = Definition(start, -negative_end, name, path, is_minor)
+        definition = Definition(start, end, name, path, is_minor)
         found.append(definition)
         if not is_minor:
             around.append(definition)
@@ -131,10 +133,11 @@ _NAME_FIELDS = (
     "pattern",
     "binding",
     "lhs",
+    "key",
 )
 _NAME_KIND = re.compile(
     r"identifier|name|^constant$|(?<!key)word$|symbol|sym_lit|^key$|_key$|^atom$|^variable$|^inline$|heading"
-    r"|^bareword$|^unquoted_argument$|^selectors$|^alias$|^object_reference$",
+    r"|^bareword$|^unquoted_argument$|^selectors$|^alias$|^object_reference$|^title$|^string$|^flow_node$",
     re.IGNORECASE,
 )
 _REFERENCE = re.compile(r"_specifier$")
