@@ -12,7 +12,8 @@ class Chunk:
     """A piece of one file: whole functions or classes where they fit.
 
     `path` is relative to the repository's root, with `/`. Lines are 1-based and inclusive. Bytes are offsets
-    into the file's text as UTF-8, end exclusive. `scope` is the enclosing definition (`Session.close`), or "".
+    into the file's text as UTF-8 (decoded, without byte order mark, every line end a `\\n`), end exclusive. `scope` is
+    the enclosing definition (`Session.close`), the first ones of a chunk that holds several, or "".
     """
 
     path: str

@@ -7,12 +7,11 @@ this one's place by having the same four members; which one wrote an index is re
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-from kvd.recall.words import STOPWORDS, parts_of, words
+from kvd.recall.words import STOPWORDS, parts_of, word_counts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +42,6 @@ def label(embedder: Embedder) -> str:
 _GRAM_SIZES = (3, 4, 5)
 _WORD_WEIGHT = 0.6
 _GRAMS_WEIGHT = 1.0
-_MAX_WORDS = 4_000
 _LONGEST_PART = 16
 
 
@@ -87,7 +85,7 @@ class HashedWords:
     def _add(self, vector: NDArray[np.float32], text: str) -> None:
         import numpy as np
 
-        counts = Counter(words(text)[:_MAX_WORDS])
+        counts = word_counts(text)
         if not counts:
             return
         features = [_features(word, self.dimension) for word in counts]

@@ -7,6 +7,7 @@ are reduced to a common form (`routes`, `routing` -> `rout`), the same way when 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import lru_cache
 
 WORDS_VERSION = 1
@@ -42,6 +43,15 @@ def words(text: str) -> list[str]:
     for run in _RUN.findall(text):
         found += _of_run(run)
     return found
+
+
+def word_counts(text: str) -> Counter[str]:
+    """How often each word of `words(text)` occurs."""
+    counts: Counter[str] = Counter()
+    for run, number in Counter(_RUN.findall(text)).items():
+        for word in _of_run(run):
+            counts[word] += number
+    return counts
 
 
 @lru_cache(maxsize=65_536)

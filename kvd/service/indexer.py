@@ -28,7 +28,7 @@ from kvd.types import IndexSummary, Progress, ProgressCallback
 _RACY_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have changed again within the same timestamp."""
 
-_BATCH_FILES = 64
+_BATCH_FILES = 32
 _BATCH_BYTES = 2_000_000
 _HASH_BYTES = 16
 

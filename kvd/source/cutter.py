@@ -29,7 +29,8 @@ MAX_STARTS = 30
 """After so many dead children the rest is cut by lines: something is wrong with all of it."""
 
 _CODE = str(Path(__file__).resolve().parents[2])
-_AHEAD = 8
+_AHEAD = 24
+_AHEAD_BYTES = 4_000_000
 _STOP_S = 5.0
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Cutter:
         for item in items:
             waiting.append(item)
             self._send(item)
-            if len(waiting) >= _AHEAD:
+            while len(waiting) >= _AHEAD or sum(len(item.data) for item in waiting) > _AHEAD_BYTES:
                 yield self._next(waiting)
         while waiting:
             yield self._next(waiting)

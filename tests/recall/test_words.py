@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.recall.words import MAX_WORD, identifiers, query_words, words
+from kvd.recall.words import MAX_WORD, identifiers, query_words, word_counts, words
 
 
 @pytest.mark.parametrize(
@@ -96,5 +98,6 @@ def test_any_text(text: str) -> None:
         assert word
         assert len(word) <= MAX_WORD
         assert not set(word) & set(" \"'*\0")
+    assert word_counts(text) == Counter(words(text))
     query_words(text)
     identifiers(text)

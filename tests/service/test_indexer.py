@@ -291,8 +291,8 @@ def test_killed_run_goes_on_from_there(tmp_path: Path, share: float) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     summary = update(tmp_path)
     assert summary.added + summary.unchanged == 200
-    # Batches of 64 files, and a few files that were read but not yet cut.
-    assert (int(200 * share) - 16) // 64 * 64 <= summary.unchanged <= int(200 * share)
+    # Whole batches are kept; a batch and the files that were read ahead may be lost.
+    assert int(200 * share) - 60 <= summary.unchanged <= int(200 * share)
     assert summary.rebuilt == ""
     assert tables(tmp_path) == {"files": 200, "chunks": 200, "words": 200, "vectors": 200}
 
