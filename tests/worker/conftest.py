@@ -15,7 +15,7 @@ from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
 from kvd.worker.answerer import Answerer, Listener
-from kvd.worker.decoding import LIVE, SPARE
+from kvd.worker.decoding import LIVE, SPARE, WORK
 from kvd.worker.probe import Movable, probe
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.reuse import Reuse, fingerprint
@@ -75,7 +75,7 @@ def prompts(engine: LlamaEngine) -> PromptBuilder:
 
 @pytest.fixture(scope="session")
 def movable(engine: LlamaEngine) -> Movable:
-    return probe(engine, (LIVE, SPARE))
+    return probe(engine, (LIVE, WORK, SPARE))
 
 
 @dataclass
