@@ -72,10 +72,8 @@ class Pager:
     def __init__(self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes) -> None:
         self._pool, self._store, self._shape = pool, store, shape
         self._fingerprint = fingerprint
-        self.damaged: list[Damaged] = []
-        """Blocks to be dropped from the store; the caller takes them."""
-        self.used: set[bytes] = set()
-        """Blocks that were asked for and found, to be marked as used in the store; the caller takes them."""
+        self._damaged: list[Damaged] = []
+        self._used: set[bytes] = set()
 
     def addresses(self, body: Tokens) -> list[BlockAddress]:
         """The chain of blocks that cover `body`: each key hashes model, parent and token ids."""
@@ -112,7 +110,7 @@ class Pager:
                 return None
             self._pool.pin([block])
             found.append(block, tier)
-        self.used.update(link.key for link in chain)
+        self._used.update(link.key for link in chain)
         return found
 
     def _load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
@@ -123,7 +121,7 @@ class Pager:
             if block.tokens != link.tokens:
                 raise codec.BlockError("token ids differ")
         except codec.BlockError as error:
-            self.damaged.append(Damaged(link.key, str(error)))
+            self._damaged.append(Damaged(link.key, str(error)))
             return None
         return self._pool.put(link.key, link.tokens, block.kv)
 
@@ -149,6 +147,16 @@ class Pager:
     def rows(self, fetched: Fetched, skip: int) -> Rows:
         """The tokens of a body but for the first `skip`, to be read layer by layer."""
         return self._pool.rows(fetched.blocks, skip)
+
+    def take_damaged(self) -> list[Damaged]:
+        """Blocks found damaged since the last call, to be dropped from the store."""
+        damaged, self._damaged = self._damaged, []
+        return damaged
+
+    def take_used(self) -> set[bytes]:
+        """Keys of blocks found since the last call, to be marked as used in the store."""
+        used, self._used = self._used, set()
+        return used
 
     def release(self, fetched: Sequence[Fetched | None]) -> None:
         """Unpin what `fetch` or `add` gave."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
-from kvd.kv.pager import Fetched
+from kvd.kv.pager import Damaged, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
@@ -28,6 +28,7 @@ class Listener:
     progress: Callable[[Progress], None]
     token: Callable[[str], None]
     blocks: Callable[[list[StoredBlock]], None]
+    damaged: Callable[[Damaged], None]
     step: Step
 
 
@@ -182,6 +183,9 @@ class _Turn:
         started = perf_counter()
         found = reuse.pager.fetch(bodies)
         self.fetched += [body for body in found if body is not None]
+        # Told before what replaces them is: both go by the same address.
+        for block in reuse.pager.take_damaged():
+            self._listener.damaged(block)
         self._load_ms += (perf_counter() - started) * 1000
         missing = sum(body is None for body in found)
         stored: list[Fetched] = []

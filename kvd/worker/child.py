@@ -14,7 +14,7 @@ import torch
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import CancelledError, KvdError, ModelError, UsageError
-from kvd.kv.pager import Pager
+from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
@@ -138,8 +138,8 @@ class Child:
             return answerer.answer(self._question(answerer, params), self._listener(number))
         finally:
             self._cancelled.discard(number)
-            if answerer.reuse is not None:
-                self._report(answerer.reuse.pager)
+            if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
+                self._event("touch", {"keys": [key.hex() for key in used]})
 
     def _question(self, answerer: Answerer, params: Message) -> Question:
         pieces = [
@@ -172,16 +172,13 @@ class Child:
         def progress(value: Progress) -> None:
             self._event("stage", value.to_json(), number)
 
-        return Listener(progress, lambda text: self._event("token", {"text": text}, number), blocks, step)
+        def token(text: str) -> None:
+            self._event("token", {"text": text}, number)
 
-    def _report(self, pager: Pager) -> None:
-        """Tell the store's writer which blocks were used and which are damaged."""
-        if pager.used:
-            self._event("touch", {"keys": [key.hex() for key in pager.used]})
-            pager.used.clear()
-        for block in pager.damaged:
+        def damaged(block: Damaged) -> None:
             self._event("drop", {"keys": [block.key.hex()], "reason": block.reason})
-        pager.damaged.clear()
+
+        return Listener(progress, token, blocks, damaged, step)
 
     def _stats(self, number: int, params: Message) -> Message:
         return {

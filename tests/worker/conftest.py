@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvd.engine.llama import LlamaEngine
-from kvd.kv.pager import Pager
+from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
@@ -89,13 +89,14 @@ class Rig:
     written: list[StoredBlock] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     stages: list[Progress] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
 
     def listener(self) -> Listener:
         def keep(blocks: list[StoredBlock]) -> None:
             self.written.extend(blocks)
             self.store.put(blocks)
 
-        return Listener(self.stages.append, self.tokens.append, keep, lambda: None)
+        return Listener(self.stages.append, self.tokens.append, keep, self.damaged.append, lambda: None)
 
     def pieces(self, *paths: str) -> list[Piece]:
         return [

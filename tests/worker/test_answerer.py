@@ -109,7 +109,7 @@ def test_a_damaged_block_is_dropped_and_computed_again(rigs: Rigs) -> None:
     other = rigs()
     again = ask(other)
     assert again["answer"] == answer
-    assert [block.key for block in other.pager.damaged] == [victim.key]
+    assert [block.key for block in other.damaged] == [victim.key]
     tokens = tokens_of(again)
     assert tokens["prefilled"] > 0
     assert tokens["reused_cold"] > 0
@@ -122,7 +122,7 @@ def test_a_block_under_anothers_address_is_not_used(rigs: Rigs) -> None:
     rig.store.put([dataclasses.replace(first, data=second.data)])
     other = rigs()
     assert ask(other)["answer"] == answer
-    assert [block.reason for block in other.pager.damaged] == ["token ids differ"]
+    assert [block.reason for block in other.damaged] == ["token ids differ"]
 
 
 def test_a_cancelled_question_leaves_cells_and_pool_as_they_were(rigs: Rigs, engine: LlamaEngine) -> None:

@@ -67,7 +67,7 @@ class Wire:
             "threads": 0,
             "gpu_layers": -1,
             "reuse": True,
-            "recompute": -1,
+            "recompute": 0,
             "pool_bytes": 0,
         }
         return self.call(1, "load", **{**params, **changes})
@@ -75,6 +75,13 @@ class Wire:
     @property
     def store_path(self) -> Path:
         return self.store.path
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
 
     def ask(self, number: int, **changes: object) -> Message:
         chunks = [
@@ -95,11 +102,7 @@ class Wire:
 def wire(tmp_path: Path) -> Iterator[Wire]:
     wire = Wire(tmp_path / "kv.db")
     yield wire
-    wire.process.kill()
-    wire.process.wait(10)
-    for pipe in (wire.process.stdin, wire.process.stdout):
-        if pipe is not None and not pipe.closed:
-            pipe.close()
+    wire.close()
 
 
 def test_a_question_from_start_to_end(wire: Wire) -> None:
@@ -131,12 +134,12 @@ def test_what_one_child_stored_another_loads(wire: Wire) -> None:
         assert cold["tokens"]["reused_cold"] == cold["tokens"]["recalled"]
         assert cold["answer"] == first["answer"]
         # The same file under another hash is another model.
-        other.process.kill()
+        other.close()
         other = Wire(wire.store_path)
         other.load(model_path(), model_sha256="1" * 64)
         assert other.ask(2)["result"]["tokens"]["prefilled"] == cold["tokens"]["recalled"]
     finally:
-        other.process.kill()
+        other.close()
 
 
 def test_cancelling_ends_the_question_not_the_child(wire: Wire) -> None:
@@ -162,3 +165,9 @@ def test_ends_when_the_daemon_is_gone(wire: Wire) -> None:
     assert wire.process.stdin is not None
     wire.process.stdin.close()
     assert wire.process.wait(10) == 0
+
+
+def test_a_few_tokens_of_each_chunk_are_computed_in_place_by_default(wire: Wire) -> None:
+    assert wire.load(model_path(), recompute=-1)["result"]["recompute"] == 4
+    tokens = wire.ask(2)["result"]["tokens"]
+    assert tokens["recomputed"] == 4 * len(SOURCES)
