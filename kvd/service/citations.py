@@ -12,6 +12,9 @@ _SPAN = re.compile(r"`([^`\n]*)`")
 _LABELS = r"\[\d{1,4}(?:\s*,\s*\d{1,4})*\]"
 # `items[0]`, `f()[1]` and `"x"[2]` are code, not citations.
 _CITED = re.compile(rf"(?<![\w)\]\"'])(?:{_LABELS})+")
+_WORD = re.compile(r"\w+")
+_SHORTEST_NAME = 4
+"""Shorter names are words that code spans hold for other reasons."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -20,11 +23,23 @@ def cited_chunks(answer: str, prompt: Sequence[Chunk]) -> set[int]:
 
     `prompt` is in prompt order: the label of the chunk at position k is `[k + 1]`. A citation is such a label
     outside of code, or `path:line` or `path:first-last` where the end of a path and a line of a chunk agree.
-    Whatever names something else is no citation.
+    Small models seldom give labels: what names just one of the chunks in inline code, by a definition or by the
+    file, cites it as well. Whatever names something else is no citation.
     """
-    return _by_label(answer, len(prompt)) | {
-        position for position, chunk in enumerate(prompt) if _mentions(answer, chunk)
-    }
+    places = {position for position, chunk in enumerate(prompt) if _mentions(answer, chunk)}
+    return _by_label(answer, len(prompt)) | places | _by_name(answer, prompt)
+
+
+def _by_name(answer: str, prompt: Sequence[Chunk]) -> set[int]:
+    """Chunks that are the only ones of a definition or file that a code span names."""
+    owners: dict[str, set[int]] = {}
+    for position, chunk in enumerate(prompt):
+        definitions = [scope.rsplit(".", 1)[-1] for scope in chunk.scope.split(", ")]
+        for name in (*definitions, chunk.path, chunk.path.rsplit("/", 1)[-1]):
+            if len(name) >= _SHORTEST_NAME:
+                owners.setdefault(name, set()).add(position)
+    named = {name for span in _SPAN.findall(answer) for name in (span.strip("()./: "), *_WORD.findall(span))}
+    return {position for name in named for position in owners.get(name, ()) if len(owners[name]) == 1}
 
 
 def _by_label(answer: str, count: int) -> set[int]:

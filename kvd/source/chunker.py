@@ -24,8 +24,8 @@ from kvd.types import Chunk
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-TARGET_BYTES = 1_500
-MAX_BYTES = 2_400
+TARGET_BYTES = 2_000
+MAX_BYTES = 3_200
 _TINY_BYTES = 48
 _SMALL_BYTES = 400
 

@@ -46,3 +46,31 @@ PROMPT = [chunk("src/app/main.py", 10, 20), chunk("src/lib/main.py", 5, 8), chun
 )
 def test_what_counts_as_a_citation(answer: str, cited: set[int]) -> None:
     assert cited_chunks(answer, PROMPT) == cited
+
+
+def chunk(path: str, scope: str) -> Chunk:
+    return Chunk(path, "python", scope, 1, 9, 0, 90, "text")
+
+
+NAMED = [
+    chunk("src/session.py", "Session, Session.open"),
+    chunk("src/session.py", "Session.close"),
+    chunk("src/auth.py", "login, check_password"),
+    chunk("src/ui.py", "get"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cited"),
+    [
+        ("It is `close` that does it.", {1}),
+        ("It is `Session.close()` that does it.", {1}),
+        ("Both `check_password(user, ...)` and `open` do.", {0, 2}),
+        ("See `auth.py` and `src/ui.py`.", {2, 3}),
+        ("See `session.py`, which two chunks are of.", set()),
+        ("`Session`, `src/other.py` and `logout` name no single chunk, and `get` is too short.", {0}),
+        ("Without a code span, close and login are words.", set()),
+    ],
+)
+def test_naming_just_one_chunk_in_code_cites_it(answer: str, cited: set[int]) -> None:
+    assert cited_chunks(answer, NAMED) == cited
