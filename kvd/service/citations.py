@@ -12,7 +12,7 @@ _SPAN = re.compile(r"`([^`\n]*)`")
 _LABELS = r"\[\d{1,4}(?:\s*,\s*\d{1,4})*\]"
 # `items[0]`, `f()[1]` and `"x"[2]` are code, not citations.
 _CITED = re.compile(rf"(?<![\w)\]\"'])(?:{_LABELS})+")
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[\w./-]+")
 _SHORTEST_NAME = 4
 """Shorter names are words that code spans hold for other reasons."""
 _NUMBER = re.compile(r"\d+")
@@ -38,7 +38,9 @@ def _by_name(answer: str, prompt: Sequence[Chunk]) -> set[int]:
         for name in (*definitions, chunk.path, chunk.path.rsplit("/", 1)[-1]):
             if len(name) >= _SHORTEST_NAME:
                 owners.setdefault(name, set()).add(position)
-    named = {name for span in _SPAN.findall(answer) for name in (span.strip("()./: "), *_WORD.findall(span))}
+    words = {word.strip("./") for span in _SPAN.findall(answer) for word in _WORD.findall(span)}
+    # Of `Session.close`, the last name is what is meant.
+    named = words | {word.rsplit(".", 1)[-1] for word in words}
     return {position for name in named for position in owners.get(name, ()) if len(owners[name]) == 1}
 
 
