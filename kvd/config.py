@@ -32,7 +32,7 @@ class Settings:
     recompute: int = -1
     """Tokens at the start of each recalled body that are computed afresh; -1: the model's own choice."""
     pool_bytes: int = 0
-    """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB."""
+    """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB, at least one full context."""
     store_bytes: int = 8_000_000_000
     """Hard cap of the cold store's file."""
     idle_minutes: int = 30
