@@ -182,6 +182,9 @@ class LlamaEngine:
 
     def decode(self, tokens: Sequence[BatchToken]) -> None:
         """Compute up to `BATCH` tokens in one step. Raises `ModelError`; the cells are then as before it."""
+        if len(tokens) > BATCH:
+            # The arrays below are of that length; writing past them would be silent.
+            raise ValueError(f"a batch of {len(tokens)} tokens")
         batch = self._batch
         batch.n_tokens = len(tokens)
         for index, item in enumerate(tokens):

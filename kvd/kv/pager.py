@@ -144,9 +144,9 @@ class Pager:
             start = end
         return fetched, frames
 
-    def rows(self, fetched: Fetched, skip: int) -> Rows:
-        """The tokens of a body but for the first `skip`, to be read layer by layer."""
-        return self._pool.rows(fetched.blocks, skip)
+    def rows(self, bodies: Sequence[Fetched]) -> Rows:
+        """The tokens of several bodies one after the other, to be read layer by layer."""
+        return self._pool.rows([block for body in bodies for block in body.blocks])
 
     def take_damaged(self) -> list[Damaged]:
         """Blocks found damaged since the last call, to be dropped from the store."""

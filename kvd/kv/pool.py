@@ -132,13 +132,13 @@ class HotPool:
                 raise ValueError("block is not pinned")
             block.pins -= 1
 
-    def rows(self, blocks: Sequence[Resident], skip: int = 0) -> Rows:
-        """The tokens of `blocks` one after the other, the first `skip` left out, to be read layer by layer."""
+    def rows(self, blocks: Sequence[Resident]) -> Rows:
+        """The tokens of `blocks` one after the other, to be read layer by layer."""
         places = [
             (block.pages[index // PAGE_TOKENS], index % PAGE_TOKENS)
             for block in blocks
             for index in range(len(block.tokens))
-        ][skip:]
+        ]
         pages, slots = torch.tensor(places, device=self._pages.device).unbind(1)
         return Rows(self._pages, pages, slots)
 

@@ -13,12 +13,9 @@ from kvd.kv.pager import Damaged, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
+from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
 from kvd.worker.prompt import Piece, PromptBuilder, select
 from kvd.worker.reuse import Placed, Reuse
-
-_HEADER_ROOM = 96
-"""Tokens set aside for each chunk's header when choosing what fits; headers are cut to stay below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class Answerer:
         try:
             return turn.run()
         finally:
-            self.engine.clear((LIVE, WORK, SPARE))
+            self.engine.clear((LIVE, WORK, SPARE, *HEADS))
             if self.reuse is not None:
                 self.reuse.pager.release(turn.fetched)
 
@@ -84,12 +81,11 @@ class _Turn:
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
         headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, start=1)]
-        self._engine.share(PREFIX, LIVE)
         placed = self._place(pieces, headers) if self._reuse else None
-        if placed is None:
+        if not placed:
             position, tokens = self._compute_all(pieces, headers)
         else:
-            position, tokens = placed[-1].end if placed else len(self._prompts.prefix), _count(placed)
+            position, tokens = placed[-1].end, _count(placed)
         index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
         generated, finish = generate(
             self._engine,
@@ -130,7 +126,7 @@ class _Turn:
                 f"fit the model's context of {self._engine.n_ctx}",
                 hint="ask a shorter question, or give a smaller --max-tokens",
             )
-        pieces = select(self._question.pieces, self._question.budget, room, _HEADER_ROOM)
+        pieces = select(self._question.pieces, self._question.budget, room)
         if self._question.pieces and not pieces:
             smallest = min(len(piece.body) for piece in self._question.pieces)
             raise UsageError(
@@ -149,12 +145,7 @@ class _Turn:
         return start + len(tokens), {**_NO_TOKENS, "recalled": recalled, "prefilled": recalled}
 
     def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
-        """Bring the chunks into the live sequence one by one: head computed, the rest of the body set.
-
-        A head is computed before the next chunk comes, so that it sees all that stands before it: heads computed
-        in one batch, blind to one another, cost more quality than they save time. None where the pool or
-        llama.cpp refuses.
-        """
+        """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
         reuse = self._reuse
         assert reuse is not None
         try:
@@ -164,18 +155,15 @@ class _Turn:
         placed: list[Placed] = []
         start = len(self._prompts.prefix)
         for piece, header, body in zip(pieces, headers, stored, strict=True):
-            # One stored token must remain: a head's sequence ends where the body before it ends.
-            recompute = min(self._recompute, len(piece.body) - 1)
-            placed.append(Placed(header, piece.body, body, start, recompute))
+            placed.append(Placed(header, piece.body, body, start, min(self._recompute, len(piece.body))))
             start = placed[-1].end
-        for item in placed:
-            decode_run(self._engine, item.fresh, item.start, LIVE, self._listener.step)
+        if placed:
             started = perf_counter()
-            done = reuse.set_stored(item)
+            done = reuse.set_bodies(placed)
             self._load_ms += (perf_counter() - started) * 1000
             if not done:
-                self._engine.remove(LIVE, len(self._prompts.prefix))
                 return None
+            reuse.join(placed, self._listener.step)
         return placed
 
     def _fetch(self, reuse: Reuse, bodies: Sequence[tuple[int, ...]]) -> list[Fetched]:

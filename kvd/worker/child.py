@@ -27,7 +27,7 @@ from kvd.worker.reuse import Reuse, fingerprint
 
 DEFAULT_RECOMPUTE = 4
 """Half of what reuse costs in quality is in a body's first tokens; beyond four of them little more is gained."""
-MAX_RECOMPUTE = 256
+MAX_RECOMPUTE = 64
 
 
 class Child:

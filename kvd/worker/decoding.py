@@ -5,10 +5,16 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
-from kvd.engine.llama import BatchToken, LlamaEngine, run
+from kvd.engine.llama import SEQUENCES, BatchToken, LlamaEngine, run
 
 PREFIX, LIVE, WORK, SPARE = 0, 1, 2, 3
 """Sequences: the shared prefix (always there), the running prompt, a body being computed, cells in passing."""
+
+HEADS = range(4, SEQUENCES)
+"""One sequence for each chunk's head, so that many can be computed in one batch."""
+
+HEAD_BATCH = 256
+"""Tokens of heads in one batch. A single head is shorter: headers are cut, `recompute` is limited."""
 
 SLICE = 128
 """Tokens between two looks at whether the asker is still there; llama.cpp is as fast as with whole batches."""

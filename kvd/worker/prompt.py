@@ -19,7 +19,9 @@ INSTRUCTIONS = (
     "is read from the settings [2] and checked in `wait` [1]. If the pieces do not hold the answer, say so."
 )
 _OPENING = "Code:"
-_LONGEST_NAME = 120
+HEADER_TOKENS = 96
+_LONGEST_NAMES = (120, 60, 30, 15)
+"""Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""
 _NEUTRAL_HEADER = "\n\n[1] file\n"
 
 
@@ -55,10 +57,15 @@ class PromptBuilder:
         return tuple(self._engine.tokenize(text))
 
     def header(self, label: int, piece: Piece) -> list[int]:
-        """Fresh for each prompt: label, place and scope, one line whatever a file is called."""
-        path = _one_line(piece.path)[-_LONGEST_NAME:]
-        scope = f" ({_one_line(piece.scope)[:_LONGEST_NAME]})" if piece.scope else ""
-        return self._engine.tokenize(f"\n\n[{label}] {path}:{piece.start_line}-{piece.end_line}{scope}\n")
+        """Label, place and scope in one line, whatever a file is called; at most `HEADER_TOKENS` tokens."""
+        for longest in _LONGEST_NAMES:
+            path = _one_line(piece.path)[-longest:]
+            scope = f" ({_one_line(piece.scope)[:longest]})" if piece.scope else ""
+            place = f"{path}:{piece.start_line}-{piece.end_line}"
+            tokens = self._engine.tokenize(f"\n\n[{label}] {place}{scope}\n")
+            if len(tokens) <= HEADER_TOKENS:
+                break
+        return tokens[:HEADER_TOKENS]
 
     def ending(self, question: str) -> list[int]:
         asked = self._engine.tokenize(f"\n\nQuestion: {question.strip()}")
@@ -69,13 +76,13 @@ def _one_line(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name)
 
 
-def select(pieces: Sequence[Piece], budget: int, room: int, header_tokens: int) -> list[Piece]:
+def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
     """The best pieces (given best first) whose bodies fit `budget` tokens, and with headers `room`; by place."""
     chosen: list[Piece] = []
     for piece in pieces:
-        if not piece.body or len(piece.body) > budget or len(piece.body) + header_tokens > room:
+        if not piece.body or len(piece.body) > budget or len(piece.body) + HEADER_TOKENS > room:
             continue
         chosen.append(piece)
         budget -= len(piece.body)
-        room -= len(piece.body) + header_tokens
+        room -= len(piece.body) + HEADER_TOKENS
     return sorted(chosen, key=lambda piece: (piece.path, piece.start_line))

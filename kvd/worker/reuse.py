@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import llama_cpp
 import numpy as np
 import torch
 
-from kvd.engine.llama import LlamaEngine
+from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.engine.state import StateBuffer, parse_state
 from kvd.errors import ModelError
 from kvd.kv import codec
@@ -19,7 +19,7 @@ from kvd.kv.pager import Fetched, Pager
 from kvd.kv.rope import Rotation
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
-from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, Step, decode_run
+from kvd.worker.decoding import HEAD_BATCH, HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run
 from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
 
@@ -91,17 +91,49 @@ class Reuse:
             kv[layer, 1] = torch.from_numpy(state.values[layer])
         return self.pager.add(body, kv)
 
-    def set_stored(self, item: Placed) -> bool:
-        """Append the stored part of a body to the live sequence; False when llama.cpp refuses the state."""
-        positions = range(item.stored_start, item.end)
+    def set_bodies(self, placed: Sequence[Placed]) -> bool:
+        """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses."""
+        positions = [position for item in placed for position in range(item.end - len(item.body), item.end)]
         buffer = StateBuffer(self.shape, positions, SPARE)
-        rows = self.pager.rows(item.stored, item.recompute)
+        rows = self.pager.rows([item.stored for item in placed])
         angles = self._rotation.angles(torch.tensor(positions))
         for layer in range(self.shape.n_layer):
             self._rotation.rotate(rows.keys(layer), angles, torch.from_numpy(buffer.keys(layer)))
             torch.from_numpy(buffer.values(layer)).copy_(rows.values(layer))
         if not self._engine.set_state(SPARE, buffer.blob):
             return False
-        self._engine.share(SPARE, LIVE)
-        self._engine.remove(SPARE)
+        self._engine.share(PREFIX, SPARE)
         return True
+
+    def join(self, placed: Sequence[Placed], step: Step) -> None:
+        """Compute the chunks' heads in place and make the live sequence of prefix, heads and rest of the bodies.
+
+        Heads are computed many to a batch, each in a sequence that shares the prefix and the stored bodies before
+        it. They do not see one another; that costs nothing measurable as long as they see the stored bodies from
+        their first token on, and one large batch is much faster than many small ones.
+        """
+        engine = self._engine
+        engine.share(PREFIX, LIVE)
+        for group in _head_groups(placed):
+            heads: list[BatchToken] = []
+            for sequence, item in zip(HEADS, group, strict=False):
+                engine.share(SPARE, sequence, 0, item.start)
+                heads += run(item.fresh, item.start, sequence)
+            engine.decode(heads)
+            for sequence, item in zip(HEADS, group, strict=False):
+                engine.share(sequence, LIVE, item.start, item.stored_start)
+                engine.share(SPARE, LIVE, item.stored_start, item.end)
+            engine.clear(HEADS)
+            step()
+        engine.remove(SPARE)
+
+
+def _head_groups(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Cut into groups with a sequence for each head, small enough to be cancelled between."""
+    group: list[Placed] = []
+    for item in placed:
+        if len(group) == len(HEADS) or sum(len(other.fresh) for other in [*group, item]) > HEAD_BATCH:
+            yield group
+            group = []
+        group.append(item)
+    yield group

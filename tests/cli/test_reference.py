@@ -51,7 +51,9 @@ def _settings() -> list[str]:
         assert isinstance(text.value, ast.Constant)
         assert field.value is not None
         default = ast.unparse(field.value)
-        rows.append(f"| `{ast.unparse(field.target)}` | {default.lower()} | {' '.join(str(text.value.value).split())} |")
+        rows.append(
+            f"| `{ast.unparse(field.target)}` | {default.lower()} | {' '.join(str(text.value.value).split())} |"
+        )
     return rows
 
 

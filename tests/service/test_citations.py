@@ -48,15 +48,15 @@ def test_what_counts_as_a_citation(answer: str, cited: set[int]) -> None:
     assert cited_chunks(answer, PROMPT) == cited
 
 
-def chunk(path: str, scope: str) -> Chunk:
+def named(path: str, scope: str) -> Chunk:
     return Chunk(path, "python", scope, 1, 9, 0, 90, "text")
 
 
 NAMED = [
-    chunk("src/session.py", "Session, Session.open"),
-    chunk("src/session.py", "Session.close"),
-    chunk("src/auth.py", "login, check_password"),
-    chunk("src/ui.py", "get"),
+    named("src/session.py", "Session, Session.open"),
+    named("src/session.py", "Session.close"),
+    named("src/auth.py", "login, check_password"),
+    named("src/ui.py", "get"),
 ]
 
 
