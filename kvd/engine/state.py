@@ -101,15 +101,26 @@ def _parse_rows(data: memoryview, offset: int, n_layer: int, cells: int) -> tupl
 class StateBuffer:
     """A state under construction: headers are written, rows are views to be filled in place.
 
-    `keys(layer)` and `values(layer)` are writable `[cells, width]` float16 views of `blob`.
+    `keys(layer)` and `values(layer)` are writable `[cells, width]` float16 views of `blob`. Given `memory`, the
+    state is built in its first bytes if they suffice: for large states the system takes longer to hand out fresh
+    pages than it takes to fill them.
     """
 
-    def __init__(self, shape: KVShape, positions: Sequence[int], sequence: int) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        positions: Sequence[int],
+        sequence: int,
+        memory: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         cells = len(positions)
         self._cells, self._shape = cells, shape
         self._rows_start = _HEAD.size + cells * _CELL.itemsize + _MIDDLE.size
         self._layer_bytes = _ROWS.size + cells * shape.width * 2
-        self.blob: npt.NDArray[np.uint8] = np.empty(self._rows_start + 2 * shape.n_layer * self._layer_bytes, np.uint8)
+        size = self._rows_start + 2 * shape.n_layer * self._layer_bytes
+        if memory is None or memory.size < size:
+            memory = np.empty(size, np.uint8)
+        self.blob: npt.NDArray[np.uint8] = memory[:size]
         _HEAD.pack_into(self.blob.data, 0, MAGIC, sequence, 1, cells)
         table = self.blob[_HEAD.size : self._rows_start - _MIDDLE.size].view(_CELL)
         table["position"], table["sequences"], table["sequence"] = positions, 1, sequence

@@ -60,7 +60,7 @@ class PromptBuilder:
         """Label, place and scope in one line, whatever a file is called; at most `HEADER_TOKENS` tokens."""
         for longest in _LONGEST_NAMES:
             path = _one_line(piece.path)[-longest:]
-            scope = f" ({_one_line(piece.scope)[:longest]})" if piece.scope else ""
+            scope = f" {_one_line(piece.scope)[:longest]}" if piece.scope else ""
             place = f"{path}:{piece.start_line}-{piece.end_line}"
             tokens = self._engine.tokenize(f"\n\n[{label}] {place}{scope}\n")
             if len(tokens) <= HEADER_TOKENS:

@@ -71,6 +71,9 @@ class Reuse:
         self._engine, self._prompts, self.pager = engine, prompts, pager
         self.shape: KVShape = movable.shape
         self._rotation = Rotation(movable.rope)
+        # A usual prompt's state, its pages touched now rather than while somebody waits.
+        self._memory = StateBuffer(self.shape, range(engine.n_ctx // 4), SPARE).blob
+        self._memory.fill(0)
 
     def compute(self, body: tuple[int, ...], step: Step) -> tuple[Fetched, list[StoredBlock]]:
         """Prefill a body after the shared prefix and a neutral header, and store it; `step` may cancel."""
@@ -94,7 +97,9 @@ class Reuse:
     def set_bodies(self, placed: Sequence[Placed]) -> bool:
         """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses."""
         positions = [position for item in placed for position in range(item.end - len(item.body), item.end)]
-        buffer = StateBuffer(self.shape, positions, SPARE)
+        buffer = StateBuffer(self.shape, positions, SPARE, self._memory)
+        if buffer.blob.size > self._memory.size:
+            self._memory = buffer.blob
         rows = self.pager.rows([item.stored for item in placed])
         angles = self._rotation.angles(torch.tensor(positions))
         for layer in range(self.shape.n_layer):

@@ -165,7 +165,7 @@ def test_a_header_is_one_line_and_bounded(engine: LlamaEngine, prompts: PromptBu
     text = b"".join(engine.piece(token) for token in prompts.header(2, piece)).decode()
     assert text.strip().count("\n") == 0
     assert text.startswith("\n\n[2] x")
-    assert "x/a?b?.py:3-4 (sss" in text
+    assert "x/a?b?.py:3-4 sss" in text
     many = Piece(0, "\U0001f600" * 400, 3, 4, "\u1234" * 400, (1,))
     assert len(prompts.header(2, many)) <= HEADER_TOKENS
     assert len(prompts.header(2, piece)) <= HEADER_TOKENS
