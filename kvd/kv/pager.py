@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvd.kv import codec
-from kvd.kv.pool import HotPool, Resident, Rows
+from kvd.kv.pool import HotPool, PoolFullError, Resident, Rows
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import KVShape
 
@@ -89,29 +89,40 @@ class Pager:
     def fetch(self, bodies: Sequence[Tokens]) -> list[Fetched | None]:
         """Bring bodies into the pool from wherever they are; None for one that must be computed.
 
-        What is returned is pinned until `release`.
+        What is returned is pinned until `release`. Raises `PoolFullError`, with nothing left pinned.
         """
         chains = [self.addresses(body) for body in bodies]
         frames = self._read([link.key for chain in chains for link in chain])
-        return [self._fetch_one(chain, frames) for chain in chains]
+        bodies_found: list[Fetched | None] = []
+        for chain in chains:
+            found = Fetched()
+            bodies_found.append(found)
+            try:
+                complete = self._fetch_chain(chain, frames, found)
+            except PoolFullError:
+                self.release(bodies_found)
+                raise
+            if not complete:
+                self.release([found])
+                bodies_found[-1] = None
+        return bodies_found
 
     def _read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         missing = list(dict.fromkeys(key for key in keys if key not in self._pool))
         return self._store.get(missing, self._fingerprint) if missing else {}
 
-    def _fetch_one(self, chain: Sequence[BlockAddress], frames: dict[bytes, bytes]) -> Fetched | None:
-        found = Fetched()
+    def _fetch_chain(self, chain: Sequence[BlockAddress], frames: dict[bytes, bytes], found: Fetched) -> bool:
+        """Pin the blocks of one body one by one; false at the first that has to be computed."""
         for link in chain:
             tier, block = "hot", self._pool.get(link.key, link.tokens)
             if block is None:
                 tier, block = "cold", self._load(link, frames.get(link.key))
             if block is None:
-                self.release([found])
-                return None
+                return False
             self._pool.pin([block])
             found.append(block, tier)
         self._used.update(link.key for link in chain)
-        return found
+        return True
 
     def _load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
         if frame is None:
@@ -129,7 +140,7 @@ class Pager:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.
 
         The pool gets the decoded form, so that an answer does not depend on which tier its blocks came from.
-        Returns the pinned blocks and their frames for the cold store.
+        Returns the pinned blocks and their frames for the cold store. Raises `PoolFullError`, with nothing pinned.
         """
         fetched, frames, start = Fetched(), [], 0
         for link in self.addresses(body):
@@ -137,12 +148,20 @@ class Pager:
             frame = codec.encode(link.tokens, kv[:, :, start:end])
             block = self._pool.get(link.key, link.tokens)
             if block is None:
-                block = self._pool.put(link.key, link.tokens, codec.decode(frame, self._shape).kv)
+                block = self._put(link, codec.decode(frame, self._shape).kv, fetched)
             self._pool.pin([block])
             fetched.append(block, "new")
             frames.append(StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame))
             start = end
         return fetched, frames
+
+    def _put(self, link: BlockAddress, kv: torch.Tensor, pinned: Fetched) -> Resident:
+        """Pool a block; when there is no room, let go of what was `pinned` for the same body."""
+        try:
+            return self._pool.put(link.key, link.tokens, kv)
+        except PoolFullError:
+            self.release([pinned])
+            raise
 
     def rows(self, bodies: Sequence[Fetched]) -> Rows:
         """The tokens of several bodies one after the other, to be read layer by layer."""

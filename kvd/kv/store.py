@@ -55,11 +55,12 @@ class BlockStore:
     def __init__(self, path: Path, readonly: bool = False) -> None:
         self.path = path
         self._readonly = readonly
+        self._inode = 0
         self._db: apsw.Connection | None = None
         self.rebuilt = ""
         """Why the file was made anew, or ""."""
         if readonly:
-            self._open_reader()
+            self._follow_file()
         else:
             self._open_writer()
 
@@ -69,6 +70,17 @@ class BlockStore:
         db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
         db.set_busy_timeout(2_000)
         self._db = db
+
+    def _follow_file(self) -> None:
+        """Open the file that is there now: the writer may have made it since, or replaced a damaged one."""
+        try:
+            inode = self.path.stat().st_ino
+        except OSError:
+            inode = 0
+        if inode != self._inode:
+            self.close()
+            self._open_reader()
+            self._inode = inode
 
     def _open_writer(self) -> None:
         try:
@@ -126,8 +138,8 @@ class BlockStore:
 
     def get(self, keys: Sequence[bytes], fingerprint: bytes) -> dict[bytes, bytes]:
         """The frames of those `keys` that are stored under `fingerprint`. Unreadable pages count as missing."""
-        if self._db is None and self._readonly:
-            self._open_reader()
+        if self._readonly:
+            self._follow_file()
         if self._db is None:
             return {}
         found: dict[bytes, bytes] = {}

@@ -41,6 +41,19 @@ def test_a_reader_sees_what_the_writer_put(path: Path) -> None:
     assert writer.stats()["tokens"] == 6
 
 
+def test_a_reader_follows_a_file_that_is_replaced(path: Path) -> None:
+    writer = BlockStore(path)
+    writer.put([block(b"a")])
+    reader = BlockStore(path, readonly=True)
+    assert list(reader.get(keys(b"a"), WHOSE)) == keys(b"a")
+    writer.close()
+    for file in path.parent.glob("kv.db*"):
+        file.unlink()
+    assert reader.get(keys(b"a"), WHOSE) == {}
+    BlockStore(path).put([block(b"b")])
+    assert list(reader.get(keys(b"a", b"b"), WHOSE)) == keys(b"b")
+
+
 def test_another_models_blocks_are_not_found(path: Path) -> None:
     writer = BlockStore(path)
     writer.put([block(b"a")])

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvd.kv.pager import Fetched, Pager, split_body
+from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
+from kvd.kv.store import BlockStore
+from kvd.types import KVShape
+
+SHAPE = KVShape(n_layer=2, width=64)
+PAGE_BYTES = PAGE_TOKENS * SHAPE.bytes_per_token
+BODY = tuple(range(300))
+OTHER = tuple(range(1000, 1040))
+
+
+def a_pager(path: Path, pages: int = 100, whose: bytes = b"model") -> tuple[Pager, HotPool, BlockStore]:
+    pool, store = HotPool(SHAPE, pages * PAGE_BYTES), BlockStore(path)
+    return Pager(pool, store, SHAPE, whose), pool, store
+
+
+def kv(tokens: int) -> torch.Tensor:
+    return torch.randn((2, 2, tokens, 64), generator=torch.Generator().manual_seed(tokens)).half()
+
+
+def keys_and_values(pager: Pager, fetched: Fetched) -> torch.Tensor:
+    rows = pager.rows([fetched])
+    return torch.stack([torch.stack([rows.keys(layer), rows.values(layer)]) for layer in range(2)])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kv.db"
+
+
+@pytest.mark.parametrize(
+    ("length", "parts"), [(1, [1]), (128, [128]), (129, [64, 65]), (300, [100, 100, 100]), (257, [85, 86, 86])]
+)
+def test_bodies_are_cut_into_equal_blocks(length: int, parts: list[int]) -> None:
+    blocks = split_body(tuple(range(length)))
+    assert [len(block) for block in blocks] == parts
+    assert sum(blocks, ()) == tuple(range(length))
+
+
+def test_new_hot_and_cold_are_the_same_state(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    assert pager.fetch([BODY]) == [None]
+    new, frames = pager.add(BODY, kv(300))
+    store.put(frames)
+    (hot,) = pager.fetch([BODY])
+    cold_pager, _, _ = a_pager(path)
+    (cold,) = cold_pager.fetch([BODY])
+    assert hot is not None
+    assert cold is not None
+    assert (new.count("new", 0), hot.count("hot", 0), cold.count("cold", 0)) == (300, 300, 300)
+    assert (new.count("new", 120), hot.count("cold", 0)) == (180, 0)
+    states = [keys_and_values(pager, new), keys_and_values(pager, hot), keys_and_values(cold_pager, cold)]
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
+    assert pager.take_used() == {frame.key for frame in frames}
+    assert pager.take_used() == set()
+
+
+def test_another_model_finds_nothing(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    store.put(pager.add(BODY, kv(300))[1])
+    assert a_pager(path, whose=b"another")[0].fetch([BODY]) == [None]
+
+
+def test_addresses_are_the_same_in_every_process() -> None:
+    program = (
+        "from kvd.kv.pager import Pager; from kvd.types import KVShape;"
+        "print(Pager(None, None, KVShape(2, 64), b'model').addresses(tuple(range(300)))[-1].key.hex())"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("pages", [10, 22])
+def test_a_full_pool_leaves_nothing_pinned(path: Path, pages: int) -> None:
+    pager, _, store = a_pager(path)
+    for body in (BODY, OTHER):
+        store.put(pager.add(body, kv(len(body)))[1])
+    # 10 pages hold a part of the first body, 22 all of it and nothing of the second.
+    small, pool, _ = a_pager(path, pages)
+    with pytest.raises(PoolFullError):
+        small.fetch([BODY, OTHER])
+    pool.put(b"whole", range(pages * PAGE_TOKENS), kv(pages * PAGE_TOKENS))
+    pool.check_integrity()
+
+
+def test_a_body_that_does_not_fit_leaves_nothing_pinned(path: Path) -> None:
+    pager, pool, _ = a_pager(path, pages=10)
+    with pytest.raises(PoolFullError):
+        pager.add(BODY, kv(300))
+    pool.put(b"whole", range(10 * PAGE_TOKENS), kv(10 * PAGE_TOKENS))
+    pool.check_integrity()
