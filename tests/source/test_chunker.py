@@ -89,14 +89,14 @@ def test_large_function_is_split_at_statements_and_keeps_its_scope() -> None:
     ("language", "first", "second"),
     [
         ("python", function("a", 1_700), "# about b\n# more\n@decorated\n" + function("b", 300)),
-        ("rust", "fn a() {\n" + "    let x = 1;\n" * 130 + "}\n", "/// about b\n#[inline]\nfn b() {\n    1;\n}\n"),
+        ("rust", "fn a() {\n" + "    let x = 1;\n" * 170 + "}\n", "/// about b\n#[inline]\nfn b() {\n    1;\n}\n"),
         (
             "java",
-            "class A {\n" + "  int x = 1;\n" * 140 + "}\n",
+            "class A {\n" + "  int x = 1;\n" * 180 + "}\n",
             "/** about b */\n@Deprecated\nclass B {\n  int y;\n}\n",
         ),
-        ("go", "func a() {\n" + "\tx := 1\n" * 230 + "}\n", "// about b\n// more\nfunc b() {\n}\n"),
-        ("typescript", "function a() {\n" + "  let x = 1;\n" * 140 + "}\n", "// about b\nexport function b() {\n}\n"),
+        ("go", "func a() {\n" + "\tx := 1\n" * 290 + "}\n", "// about b\n// more\nfunc b() {\n}\n"),
+        ("typescript", "function a() {\n" + "  let x = 1;\n" * 190 + "}\n", "// about b\nexport function b() {\n}\n"),
     ],
 )
 def test_comments_and_decorators_stay_with_what_follows(language: str, first: str, second: str) -> None:
@@ -130,14 +130,14 @@ def test_language_without_a_grammar_gets_line_windows() -> None:
 def test_one_line_of_60000_characters() -> None:
     chunks = checked("x" * 60_000, "text")
     assert all((item.chunk.start_line, item.chunk.end_line) == (1, 1) for item in chunks)
-    assert len({item.chunk.start_byte for item in chunks}) == len(chunks) == 40
+    assert len({item.chunk.start_byte for item in chunks}) == len(chunks) == 60_000 // TARGET_BYTES
     checked("'" + "é" * 30_000 + "'", "python")
     checked("€" * 30_000, "javascript")
 
 
 def test_500_functions_on_one_line() -> None:
     chunks = checked("".join(f"function f(a){{return a+{n % 3}}}" for n in range(500)), "javascript")
-    assert len(chunks) > 5
+    assert len(chunks) >= 4
     assert len({(item.chunk.start_byte, item.chunk.end_byte) for item in chunks}) == len(chunks)
     assert {item.chunk.start_line for item in chunks} == {1}
 
@@ -151,7 +151,7 @@ def test_identical_functions_are_chunks_of_their_own() -> None:
 
 
 def test_markdown_section_of_54000_characters() -> None:
-    text = "# Top\n\nintro\n\n## Long\n\n" + "A sentence of some words. " * 2_100 + "\n\n## After\n\nend\n"
+    text = "# Top\n\nintro\n\n## Long\n\n" + "A sentence of some words. " * 2_100 + "\n\n## After\n\n" + "The end of it. " * 150
     chunks = checked(text, "markdown")
     assert chunks[0].chunk.scope.startswith("Top")
     assert chunks[-1].chunk.scope == "Top.After"
