@@ -72,7 +72,7 @@ def stats_line(result: dict[str, Any]) -> str:
         if count
     ]
     detail = f" ({', '.join(parts)})" if parts else ""
-    loaded = f" · model loaded in {times['model_load'] / 1000:.1f} s" if times["model_load"] else ""
+    loaded = f", not counting {times['model_load'] / 1000:.1f} s to load the model" if times["model_load"] else ""
     first = f"first word after {times['ttft'] / 1000:.1f} s"
     cut = f" · cut off at {tokens['generated']:,} tokens" if result["finish"] == "length" else ""
     return f"{tokens['recalled']:,} tokens of code recalled{detail} · {first}{loaded}{cut}"

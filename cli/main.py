@@ -57,7 +57,9 @@ def _usage_error(error: BaseException) -> UsageError:
     message = describe() if callable(describe) else str(error)
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", None) or "kvd"
-    return UsageError(" ".join(str(message).split()).rstrip("."), hint=f"{command} --help")
+    quoted = 'put a question of several words in quotes: kvd ask "..."'
+    hint = quoted if "extra argument" in str(message) else f"{command} --help"
+    return UsageError(" ".join(str(message).split()).rstrip("."), hint=hint)
 
 
 def _failed(error: KvdError, arguments: list[str]) -> int:

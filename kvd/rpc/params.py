@@ -123,5 +123,5 @@ def _checked(name: str, value: Any, rule: Any) -> Any:
         wanted = " or ".join(_NAMES[kind] for kind in rule["kind"])
         raise UsageError(f"{name} must be {wanted}")
     if type(value) is int and not rule["low"] <= value <= rule["high"]:
-        raise UsageError(f"{name} must be between {rule['low']:,} and {rule['high']:,}")
+        raise UsageError(f"{name} must be between {rule['low']:,} and {rule['high']:,}", hint="kvd --help")
     return rule["clean"](value)

@@ -13,6 +13,9 @@ _LABELS = r"\[\d{1,4}(?:\s*,\s*\d{1,4})*\]"
 # `items[0]`, `f()[1]` and `"x"[2]` are code, not citations.
 _CITED = re.compile(rf"(?<![\w)\]\"'])(?:{_LABELS})+")
 _WORD = re.compile(r"[\w./-]+")
+_DEFINITION = re.compile(
+    r"\b(?:class|def|enum|fn|func|function|impl|interface|module|struct|trait|type)\s+(?:\([^()\n]*\)\s*)?([^\W\d]\w*)"
+)
 _SHORTEST_NAME = 4
 """Shorter names are words that code spans hold for other reasons."""
 _NUMBER = re.compile(r"\d+")
@@ -34,7 +37,8 @@ def _by_name(answer: str, prompt: Sequence[Chunk]) -> set[int]:
     """Chunks that are the only ones of a definition or file that a code span names."""
     owners: dict[str, set[int]] = {}
     for position, chunk in enumerate(prompt):
-        definitions = [scope.rsplit(".", 1)[-1] for scope in chunk.scope.split(", ")]
+        definitions = {scope.rsplit(".", 1)[-1] for scope in chunk.scope.split(", ")}
+        definitions.update(_DEFINITION.findall(chunk.text))
         for name in (*definitions, chunk.path, chunk.path.rsplit("/", 1)[-1]):
             if len(name) >= _SHORTEST_NAME:
                 owners.setdefault(name, set()).add(position)

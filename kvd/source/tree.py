@@ -46,10 +46,14 @@ class Listing:
 def find_root(path: Path) -> Path:
     """The resolved git root at or above `path`, else the folder itself.
 
-    Raises `RepositoryError` if there is no such path, it is not a folder, or it can't be read.
+    Raises `RepositoryError` if there is no such path, it is not a folder, or it can't be read; also for a home
+    folder or `/` without git, which nobody means to have indexed.
     """
     folder = checked_folder(path)
-    return _git_root(folder) or folder
+    root = _git_root(folder)
+    if root is None and folder in (Path(folder.anchor), Path(os.path.realpath(Path.home()))):
+        raise RepositoryError(f"{folder} is no repository", hint="cd to a project, or name its folder")
+    return root or folder
 
 
 def checked_folder(path: Path) -> Path:

@@ -45,7 +45,7 @@ def walk_folder(root: Path, limit: int) -> Iterator[str]:
         inner: list[str] = []
         for name, is_folder in _entries(root / folder):
             path = folder + name
-            if is_folder and (name in _NEVER_ENTERED or _ignored(path + "/", rules)):
+            if is_folder and (_never_entered(root / path) or _ignored(path + "/", rules)):
                 continue
             if is_folder and not (root / path / ".git").exists():
                 inner.append(path + "/")
@@ -55,6 +55,11 @@ def walk_folder(root: Path, limit: int) -> Iterator[str]:
                 if given >= limit:
                     return
         stack += [(path, rules) for path in reversed(inner)]
+
+
+def _never_entered(folder: Path) -> bool:
+    # A virtual environment may have any name; this file makes it one.
+    return folder.name in _NEVER_ENTERED or (folder / "pyvenv.cfg").is_file()
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:

@@ -186,6 +186,8 @@ class _Turn:
                 self._listener.blocks(frames)
                 done += 1
             stored.append(fetched)
+        if missing:
+            self._listener.progress(Progress("prefill", missing, missing))
         return stored
 
 

@@ -49,7 +49,7 @@ def test_what_counts_as_a_citation(answer: str, cited: set[int]) -> None:
 
 
 def named(path: str, scope: str) -> Chunk:
-    return Chunk(path, "python", scope, 1, 9, 0, 90, "text")
+    return Chunk(path, "python", scope, 1, 9, 0, 90, f"func (s *{scope}) inside_{path[4:6]}(x) {{")
 
 
 NAMED = [
@@ -69,6 +69,7 @@ NAMED = [
         ("See `auth.py` and `src/ui.py`.", {2, 3}),
         ("See `session.py`, which two chunks are of.", set()),
         ("`Session`, `src/other.py` and `logout` name no single chunk, and `get` is too short.", {0}),
+        ("`inside_au` is a method there.", {2}),
         ("Without a code span, close and login are words.", set()),
     ],
 )

@@ -151,7 +151,12 @@ def test_identical_functions_are_chunks_of_their_own() -> None:
 
 
 def test_markdown_section_of_54000_characters() -> None:
-    text = "# Top\n\nintro\n\n## Long\n\n" + "A sentence of some words. " * 2_100 + "\n\n## After\n\n" + "The end of it. " * 150
+    text = (
+        "# Top\n\nintro\n\n## Long\n\n"
+        + "A sentence of some words. " * 2_100
+        + "\n\n## After\n\n"
+        + "The end of it. " * 150
+    )
     chunks = checked(text, "markdown")
     assert chunks[0].chunk.scope.startswith("Top")
     assert chunks[-1].chunk.scope == "Top.After"

@@ -267,3 +267,17 @@ def test_read_file_is_bounded_and_plain(tmp_path: Path) -> None:
     assert read_file(tmp_path, "link", 10) is None
     assert read_file(tmp_path, "pipe", 10) is None
     assert read_file(tmp_path, ".", 10) is None
+
+
+@pytest.mark.parametrize("folder", ["home", "/"])
+def test_a_home_folder_is_not_taken_for_a_repository(isolated_home: Path, folder: str) -> None:
+    with pytest.raises(RepositoryError, match="no repository"):
+        find_root(isolated_home if folder == "home" else Path("/"))
+
+
+def test_a_virtual_environment_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr\n")
+    (tmp_path / "env" / "inside.py").write_text("x = 1\n")
+    (tmp_path / "own.py").write_text("x = 1\n")
+    assert [file.path for file in list_files(tmp_path).files] == ["own.py"]

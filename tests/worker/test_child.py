@@ -113,7 +113,7 @@ def test_a_question_from_start_to_end(wire: Wire) -> None:
     texts = [event["data"]["text"] for event in wire.events if event["event"] == "token"]
     assert "".join(texts) == first["answer"]
     stages = [event["data"]["done"] for event in wire.events if event["event"] == "stage"]
-    assert stages == [0, 1, 2]
+    assert stages == [0, 1, 2, 3]
     assert wire.store.stats()["tokens"] == first["tokens"]["recalled"]
     again = wire.ask(3)["result"]
     assert again["tokens"]["reused_hot"] == again["tokens"]["recalled"]
