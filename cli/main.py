@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from contextlib import suppress
+from typing import TextIO
 
 import kvd
 from kvd.errors import CancelledError, KvdError, UsageError
+
+# What goes wrong with the stream itself; its errors carry no file name.
+_STREAM_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def main() -> int:
     """Run the command line of this process; the exit status."""
     arguments = sys.argv[1:]
+    _complete_streams()
     for stream in (sys.stdout, sys.stderr):
         # File names need not be encodable, and the terminal need not be UTF-8.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are text streams
-    if arguments in (["--version"], ["-V"]):
-        print(f"kvd {kvd.__version__}")
-        return 0
+    status = 0
     try:
-        status = _run(arguments)
+        try:
+            status = _run(arguments)
+        except (KeyboardInterrupt, KvdError) as error:
+            fault = error if isinstance(error, KvdError) else CancelledError("interrupted")
+            status = fault.exit_code
+            _report(fault, as_json="--json" in arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough. Python would try to flush once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return _failed(CancelledError("interrupted"), arguments)
-    except KvdError as error:
-        return _failed(error, arguments)
+        # The reader has seen enough.
+        _give_up(sys.stdout)
+    except OSError as error:
+        if error.errno not in _STREAM_FAULTS or error.filename is not None:
+            raise
+        _give_up(sys.stdout)
+        fault = KvdError(f"can't write the output: {error.strerror}", hint="send it somewhere else: kvd ... > FILE")
+        status = fault.exit_code
+        _report(fault)
     return status
 
 
+def _complete_streams() -> None:
+    """Open what the caller has closed of stdin, stdout and stderr, so that nothing else gets their numbers."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    # Python leaves None where a stream was closed.
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Send what is left to nowhere: Python would try to write it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _run(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"]):
+        print(f"kvd {kvd.__version__}")
+        return 0
     import typer
 
     from .app import build_app
@@ -62,19 +92,21 @@ def _usage_error(error: BaseException) -> UsageError:
     return UsageError(" ".join(str(message).split()).rstrip("."), hint=hint)
 
 
-def _failed(error: KvdError, arguments: list[str]) -> int:
+def _report(error: KvdError, *, as_json: bool = False) -> None:
     from .text import clean_line
 
-    with suppress(BrokenPipeError):
-        if "--json" in arguments:
-            import json
+    if as_json:
+        import json
 
-            print(json.dumps({"error": error.to_json()}), flush=True)
-        else:
-            print(f"kvd: {clean_line(error.message)}", file=sys.stderr)
-            if error.hint:
-                print(f"hint: {clean_line(error.hint)}", file=sys.stderr)
-    return error.exit_code
+        print(json.dumps({"error": error.to_json()}), flush=True)
+        return
+    try:
+        print(f"kvd: {clean_line(error.message)}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {clean_line(error.hint)}", file=sys.stderr)
+    except OSError:
+        # The exit status still says it.
+        _give_up(sys.stderr)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from kvd import paths
 from kvd.errors import ModelError, NoModelError, StoreError
 from kvd.models import catalogue
 from kvd.models.catalogue import Source
-from kvd.models.files import check_gguf, hash_file, locked, write_atomically
+from kvd.models.files import hash_file, locked, write_atomically
+from kvd.models.gguf import check_gguf
 from kvd.types import Progress, ProgressCallback
 
 _FORMAT = 1

@@ -5,20 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from kvd.errors import ModelError, UsageError
-
 COPY_BYTES = 1 << 20
-
-_GGUF_HEADER = struct.Struct("<4sIQQ")
-_GGUF_VERSIONS = (2, 3)
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def open_private(path: Path, *, append: bool = False) -> BinaryIO:
@@ -72,29 +64,3 @@ def hash_file(path: Path, tick: Callable[[int], None] | None = None) -> str:
             if tick:
                 tick(done)
     return digest.hexdigest()
-
-
-def check_gguf(path: Path) -> None:
-    """Raises `UsageError` where there is no such file, `ModelError` where it is no usable GGUF model."""
-    other = "kvd setup --list"
-    if not path.exists():
-        raise UsageError(f"no such file: {path}", hint=other)
-    if not path.is_file():
-        raise UsageError(f"not a file: {path}", hint=other)
-    try:
-        with path.open("rb") as file:
-            header = file.read(_GGUF_HEADER.size)
-    except OSError as error:
-        raise ModelError(f"can't read {path}: {error.strerror}", hint=f"chmod u+r '{path}'") from error
-    if header[:4] != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file", hint=other)
-    if len(header) < _GGUF_HEADER.size:
-        raise ModelError(f"{path} is cut off", hint=other)
-    _, version, tensors, _ = _GGUF_HEADER.unpack(header)
-    if version not in _GGUF_VERSIONS:
-        raise ModelError(f"{path} has GGUF version {version}, known are 2 and 3", hint=other)
-    if not tensors:
-        raise ModelError(f"{path} holds a vocabulary but no weights", hint=other)
-    if _SPLIT.search(path.name):
-        # The fingerprint of stored KV covers one file; other shards could change unnoticed.
-        raise ModelError(f"{path} is one part of a split model", hint="llama-gguf-split --merge FIRST.gguf WHOLE.gguf")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import re
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -33,8 +34,10 @@ def no_outside_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def content() -> bytes:
-    """What a model file holds: a GGUF header and noise."""
-    return b"GGUF\x03\0\0\0" + (1).to_bytes(8, "little") * 2 + random.Random(7).randbytes(MODEL_BYTES - 24)
+    """What a model file holds: one tensor of noise."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
+    tensor = struct.pack("<Q1sIQIQ", 1, b"t", 1, MODEL_BYTES - 64, 24, 0)
+    return (head + tensor).ljust(64, b"\0") + random.Random(7).randbytes(MODEL_BYTES - 64)
 
 
 class Hub(ThreadingHTTPServer):
