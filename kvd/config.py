@@ -41,14 +41,17 @@ class Settings:
     """Larger files are not indexed."""
 
 
-_MINIMUM = {"n_ctx": 512, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
+_MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
+_MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64}
+_LARGEST = 1 << 40
 
 
 def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
     if type(value) is not kind:
         raise UsageError(f"{name} must be {kind.__name__}, not {value!r}", hint=f"edit {file}")
-    if isinstance(value, int) and value < _MINIMUM.get(name, 0):
-        raise UsageError(f"{name} must be at least {_MINIMUM.get(name, 0)}", hint=f"edit {file}")
+    if isinstance(value, int) and kind is int and not _MINIMUM.get(name, 0) <= value <= _MAXIMUM.get(name, _LARGEST):
+        bounds = f"between {_MINIMUM.get(name, 0)} and {_MAXIMUM.get(name, _LARGEST)}"
+        raise UsageError(f"{name} must be {bounds}, not {value}", hint=f"edit {file}")
     return value
 
 

@@ -30,8 +30,10 @@ def test_a_file_overrides() -> None:
         ("n_ctx = '4096'", "n_ctx must be int, not '4096'"),
         ("n_ctx = true", "n_ctx must be int, not True"),
         ("reuse = 1", "reuse must be bool, not 1"),
-        ("n_ctx = 1", "n_ctx must be at least 512"),
-        ("store_bytes = -1", "store_bytes must be at least 0"),
+        ("n_ctx = 1", "n_ctx must be between 1024 and 1048576, not 1"),
+        ("store_bytes = -1", "store_bytes must be between 0"),
+        ("threads = 100000", "threads must be between 0 and 512"),
+        ("pool_bytes = 99999999999999999999999", "pool_bytes must be between"),
         ("modle = 'x'", "unknown setting 'modle'"),
     ],
 )

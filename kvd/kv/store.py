@@ -30,6 +30,11 @@ CREATE TABLE blocks (
 ) STRICT;
 CREATE INDEX blocks_by_use ON blocks (used_at);
 """
+_COLUMNS = {"key", "parent", "fingerprint", "tokens", "size", "used_at", "data"}
+
+DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)
+"""What SQLite says of a file that is damaged, or whose tables are not those of `_SCHEMA`."""
+
 _BATCH = 200
 """Keys in one statement: below SQLite's oldest limit of 999 variables."""
 
@@ -73,10 +78,7 @@ class BlockStore:
 
     def _follow_file(self) -> None:
         """Open the file that is there now: the writer may have made it since, or replaced a damaged one."""
-        try:
-            inode = self.path.stat().st_ino
-        except OSError:
-            inode = 0
+        inode = self._file_inode()
         if inode != self._inode:
             self.close()
             self._open_reader()
@@ -85,17 +87,31 @@ class BlockStore:
     def _open_writer(self) -> None:
         try:
             self._db = self._connect()
-        except (apsw.CorruptError, apsw.NotADBError) as error:
-            self.rebuilt = f"{self.path.name} was damaged ({error})"
-            self._set_aside()
-            self._db = self._connect()
+        except DAMAGE as error:
+            self.start_anew(error)
         except apsw.Error as error:
             raise StoreError(f"can't open {self.path}: {error}", hint="check the disk, or remove the file") from error
+        self._inode = self._file_inode()
 
-    def _set_aside(self) -> None:
-        for suffix in ("-wal", "-shm"):
+    def start_anew(self, reason: object) -> None:
+        """Remove a damaged file and make a new one: blocks are a cache."""
+        self.close()
+        self.rebuilt = f"{self.path.name} was damaged ({reason})"
+        for suffix in ("-wal", "-shm", ""):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
+        self._db = self._connect()
+        self._inode = self._file_inode()
+
+    @property
+    def is_current(self) -> bool:
+        """Is the open file still the one at `path`? Somebody may have removed or replaced it."""
+        return self._db is not None and self._file_inode() == self._inode
+
+    def _file_inode(self) -> int:
+        try:
+            return self.path.stat().st_ino
+        except OSError:
+            return 0
 
     def _connect(self) -> apsw.Connection:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
@@ -126,10 +142,14 @@ class BlockStore:
 
     def _migrate(self, db: apsw.Connection) -> None:
         if db.pragma("user_version") == 0:
+            db.execute("DROP TABLE IF EXISTS blocks")
             with db:
                 db.execute(_SCHEMA)
                 db.pragma("user_version", _SCHEMA_VERSION)
-        db.execute("SELECT key FROM blocks LIMIT 1").fetchall()
+        found = {row[1] for row in db.execute("PRAGMA table_info(blocks)")}
+        if found != _COLUMNS:
+            raise apsw.CorruptError(f"the table's columns are {sorted(map(str, found))}")
+        db.execute("SELECT key FROM blocks ORDER BY used_at LIMIT 1").fetchall()
 
     def _writer(self) -> apsw.Connection:
         if self._db is None or self._readonly:

@@ -20,7 +20,7 @@ from typing import Any
 import apsw
 
 from kvd.errors import KvdError, StoreError
-from kvd.kv.store import BlockStore, StoredBlock
+from kvd.kv.store import DAMAGE, BlockStore, StoredBlock
 
 _log = logging.getLogger(__name__)
 
@@ -164,11 +164,22 @@ class StoreWriter:
         if task.blocks or not isinstance(error, KvdError):
             self._lose(task.blocks, f"{type(error).__name__}: {error}")
         task.future.set_exception(error)
-        if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError):
-            # Opening it again sets a damaged file aside.
+        if isinstance(error, DAMAGE) and self._store is not None:
+            self._start_anew(self._store, error)
+        elif isinstance(error, apsw.IOError):
+            self._close_store()
+
+    def _start_anew(self, store: BlockStore, error: Exception) -> None:
+        try:
+            store.start_anew(error)
+            _log.warning("KV store: %s; started a new one", store.rebuilt)
+        except (apsw.Error, OSError):
             self._close_store()
 
     def _opened(self) -> BlockStore:
+        if self._store is not None and not self._store.is_current:
+            _log.warning("KV store: %s was removed or replaced", self._path.name)
+            self._close_store()
         if self._store is None:
             self._store = BlockStore(self._path)
             if self._store.rebuilt:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import traceback
+from typing import NoReturn
 
 from kvd.engine.log import quiet_llama_log
 
@@ -17,9 +19,18 @@ def main() -> None:
     quiet_llama_log()
     from kvd.worker.child import Child
 
-    Child(sys.stdin.buffer, answers).serve()
+    try:
+        Child(sys.stdin.buffer, answers).serve()
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
     # The reading thread is blocked on standard input, which an ordinary exit would wait for.
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

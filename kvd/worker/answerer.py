@@ -70,6 +70,8 @@ class _Turn:
         self._reuse = answerer.reuse if question.reuse else None
         self._recompute = answerer.recompute
         self._question, self._listener = question, listener
+        # An answer may take half of a small context, whatever the limit allows.
+        self._max_tokens = min(question.max_tokens, self._engine.n_ctx // 2)
         self._start = perf_counter()
         self._load_ms = 0.0
         self._ttft_ms = 0.0
@@ -91,7 +93,7 @@ class _Turn:
             self._engine,
             position + len(ending),
             index,
-            self._question.max_tokens,
+            self._max_tokens,
             self._emit,
             self._listener.step,
         )
@@ -119,10 +121,10 @@ class _Turn:
             self._listener.token(text)
 
     def _select(self, ending: int) -> list[Piece]:
-        room = self._engine.n_ctx - len(self._prompts.prefix) - ending - self._question.max_tokens
+        room = self._engine.n_ctx - len(self._prompts.prefix) - ending - self._max_tokens
         if room < 0:
             raise UsageError(
-                f"the question has {ending} tokens; with an answer of up to {self._question.max_tokens} it does not "
+                f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
                 f"fit the model's context of {self._engine.n_ctx}",
                 hint="ask a shorter question, or give a smaller --max-tokens",
             )
@@ -132,7 +134,7 @@ class _Turn:
             raise UsageError(
                 f"the smallest piece of code found has {smallest} tokens: none fits a budget of "
                 f"{self._question.budget} tokens with {max(0, room)} left in the model's context",
-                hint="give a larger --budget or a shorter question",
+                hint="give a larger --budget, a smaller --max-tokens or a shorter question",
             )
         return pieces
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 
 from kvd.engine.llama import LlamaEngine
-from kvd.errors import CancelledError, KvdError, ModelError, UsageError
+from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
 from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
@@ -60,6 +60,11 @@ class Child:
                 self._send({"id": number, "result": handle(number, request.get("params", {}))})
             except KvdError as error:
                 self._send({"id": number, "error": error.to_json()})
+            except Exception as error:
+                # Told to whoever waits; what state the engine is in nobody knows, so the process ends.
+                failure = UnavailableError(f"the engine failed ({type(error).__name__}: {error})", hint="kvd logs")
+                self._send({"id": number, "error": failure.to_json()})
+                raise
             if method == "shutdown":
                 return
 

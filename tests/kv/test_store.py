@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from kvd.errors import StoreError
-from kvd.kv.store import BlockStore, StoredBlock
+from kvd.kv.store import DAMAGE, BlockStore, StoredBlock
 
 WHOSE = b"f" * 32
 
@@ -128,7 +128,7 @@ def test_a_truncated_file_loses_blocks_not_the_store(path: Path) -> None:
 _WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
-from kvd.kv.store import BlockStore, StoredBlock
+from kvd.kv.store import DAMAGE, BlockStore, StoredBlock
 store = BlockStore(Path(sys.argv[1]))
 for index in range(10**6):
     name = str(index).encode()
@@ -155,3 +155,56 @@ def test_killed_while_writing_loses_nothing_committed(path: Path) -> None:
     found = writer.get([str(index).encode().rjust(32, b"0") for index in range(last + 1)], b"f" * 32)
     assert len(found) == last + 1
     assert all(data == key.lstrip(b"0") * 2000 for key, data in found.items() if key.strip(b"0"))
+
+
+def damage_page(path: Path, name: str) -> None:
+    """Overwrite the first page of a table or index."""
+    db = apsw.Connection(str(path))
+    page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).get
+    size = db.pragma("page_size")
+    db.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xee" * size)
+
+
+def spoil(path: Path, how: str) -> None:
+    if how in ("blocks", "blocks_by_use"):
+        damage_page(path, how)
+        return
+    db = apsw.Connection(str(path))
+    db.execute(how)
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "blocks",
+        "blocks_by_use",
+        "DROP TABLE blocks",
+        "ALTER TABLE blocks DROP COLUMN parent",
+        "PRAGMA user_version = 0",
+    ],
+)
+def test_damage_of_every_part_ends_with_a_store_that_works(path: Path, how: str) -> None:
+    writer = BlockStore(path)
+    writer.put([block(f"{index}".encode(), 3_000) for index in range(50)])
+    writer.gc(10**9)
+    writer.close()
+    spoil(path, how)
+    writer = BlockStore(path)
+    try:
+        writer.put([block(b"new")])
+    except DAMAGE as error:
+        writer.start_anew(error)
+        writer.put([block(b"new")])
+    assert list(writer.get(keys(b"new"), WHOSE)) == keys(b"new")
+    writer.gc(1_000_000)
+
+
+def test_a_removed_file_is_noticed(path: Path) -> None:
+    writer = BlockStore(path)
+    assert writer.is_current
+    path.unlink()
+    assert not writer.is_current

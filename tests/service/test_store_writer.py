@@ -177,3 +177,33 @@ def test_a_write_lock_held_by_another_is_waited_for(writer: StoreWriter, path: P
     other.close()
     assert writer.flush(10.0)
     assert stored(path, "a", "b") == ["a", "b"]
+
+
+def test_a_file_removed_under_the_writer_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "kv.db"
+    writer = StoreWriter(path, lambda: 10**9)
+    block = StoredBlock(b"k" * 32, bytes(32), b"f" * 32, 1, b"data")
+    writer.put([block])
+    assert writer.flush(10)
+    for file in tmp_path.glob("kv.db*"):
+        file.unlink()
+    writer.put([block])
+    assert writer.flush(10)
+    writer.close(10)
+    assert BlockStore(path, readonly=True).get([block.key], b"f" * 32) == {block.key: b"data"}
+
+
+def test_damage_found_while_writing_starts_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "kv.db"
+    writer = StoreWriter(path, lambda: 10**9)
+    block = StoredBlock(b"k" * 32, bytes(32), b"f" * 32, 1, b"data")
+    writer.put([block])
+    assert writer.flush(10)
+    other = apsw.Connection(str(path))
+    other.execute("DROP TABLE blocks")
+    other.close()
+    writer.put([block])
+    writer.put([block])
+    assert writer.flush(10)
+    writer.close(10)
+    assert BlockStore(path, readonly=True).get([block.key], b"f" * 32) == {block.key: b"data"}
