@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +25,14 @@ from kvd.source.content import Content
 from kvd.source.cutter import Cutter, Item
 from kvd.source.tree import FileEntry, Listing, checked_folder, list_files, read_file
 from kvd.types import IndexSummary, Progress, ProgressCallback
+
+_log = logging.getLogger(__name__)
+
+FIRST_INDEX = "first-index"
+"""The stage that tells that a repository has no complete index yet; its message is the root."""
+
+REBUILD = "rebuild"
+"""The stage that tells that the index had to be made anew; its message says why."""
 
 _RACY_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have changed again within the same timestamp."""
@@ -67,11 +76,17 @@ def _run(
     rebuilt: str,
 ) -> IndexSummary:
     embedder = default_embedder()
-    db, reason = database.open_for_writing(paths.index_file(root), root, str(CHUNKER_VERSION))
+    file = paths.index_file(root)
+    db, reason = database.open_for_writing(file, root, str(CHUNKER_VERSION))
     try:
         writer = IndexWriter(db, embedder)
         swapped = writer.use_embedder()
         reason = rebuilt or reason or swapped
+        if reason:
+            _log.warning("index %s made anew: %s", file.name, reason)
+            progress(Progress(REBUILD, message=reason))
+        elif not _complete(db):
+            progress(Progress(FIRST_INDEX, message=str(root)))
         progress(Progress("scan"))
         update = _Update(root, settings, writer, progress, cancelled)
         update.run(list_files(root))
@@ -228,17 +243,8 @@ def _same(entry: FileEntry, before: KnownFile) -> bool:
     return unchanged and abs(before.seen_ns - before.mtime_ns) > _RACY_NS
 
 
-def has_index(root: Path) -> bool:
-    """Whether a usable index of `root` exists that was completed once."""
-    try:
-        root = checked_folder(root)
-        db = database.open_for_reading(paths.index_file(root), root)
-    except StoreError:
-        return False
-    try:
-        return database.read_meta(db).get("complete") == "1"
-    finally:
-        db.close()
+def _complete(db: apsw.Connection) -> bool:
+    return database.read_meta(db).get("complete") == "1"
 
 
 def index_stats(root: Path) -> dict[str, Any]:

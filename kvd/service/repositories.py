@@ -10,13 +10,10 @@ from pathlib import Path
 
 from kvd.config import Settings
 from kvd.recall.rank import search
-from kvd.service.indexer import has_index, update_index
+from kvd.service.indexer import update_index
 from kvd.service.threads import run_cancellable
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
-
-FIRST_INDEX = "first-index"
-"""The stage that tells that a repository has no complete index yet; its message is the root."""
 
 _PROGRESS_SECONDS = 0.05
 
@@ -48,8 +45,6 @@ class Repositories:
                 report = _throttled(asyncio.get_running_loop(), work.listeners)
 
                 def run(cancelled: Callable[[], bool]) -> IndexSummary:
-                    if not has_index(root):
-                        report(Progress(FIRST_INDEX, message=str(root)))
                     return update_index(root, settings, report, cancelled)
 
                 return await run_cancellable(run)

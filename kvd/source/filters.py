@@ -49,26 +49,35 @@ _GENERATED_NAME = re.compile(
     r"\.min\.(js|css|mjs|cjs)$|\.(js|css|mjs|cjs|ts)\.map$|_pb2(_grpc)?\.pyi?$|\.pb\.(go|cc|h)$"
 )
 
-_SECRET_SUFFIXES = _set("asc gpg jks kdb kdbx key keystore p12 p8 pem pfx pkcs12 ppk tfstate")
+_SECRET_SUFFIXES = _set("asc gpg jks kdb kdbx key keystore kubeconfig p12 p8 pem pfx pkcs12 ppk tfstate tfvars")
 
 _SECRET_NAMES = _set(
     """
-    .dockercfg .dockerconfigjson .env .envrc .git-credentials .htpasswd .netrc .npmrc .pgpass .pypirc .s3cfg
-    .vault-token .yarnrc.yml _netrc credentials id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk id_rsa
-    kubeconfig master.key secring.gpg
+    .credentials .dockercfg .dockerconfigjson .env .envrc .git-credentials .htpasswd .netrc .npmrc .pgpass .pypirc
+    .s3cfg .secret .secrets .vault-token .yarnrc.yml _netrc credentials id_dsa id_ecdsa id_ecdsa_sk id_ed25519
+    id_ed25519_sk id_rsa kubeconfig master.key secret secrets secring.gpg
     """
 )
 
 _SECRET_NAME = re.compile(
-    r"^\.env(\.|-)(?!(example|sample|template|dist|defaults?|schema)$)"
-    r"|^[\w.-]*(credentials?|secrets?|passwords?|service[-_]?account[\w-]*|client[-_]secret[\w.-]*)"
+    r"^\.env[._ -](?!(example|sample|template|dist|defaults?|schema)$)"
+    r"|^[\w.-]*(credentials?|secrets?|passwords?|service[-_]?account[\w-]*|client[-_]secret[\w.-]*|kubeconfig)"
     r"\.(json|ya?ml|toml|ini|cfg|conf|xml|txt|csv|properties|env)$"
-    r"|\.env$|\.tfstate\.backup$"
+    r"|\.env(\.(txt|local|dev|development|staging|prod|production))?$|\.tfvars\.json$"
 )
 
-_SECRET_FOLDERS = re.compile(r"(^|/)(\.ssh|\.aws|\.gnupg|\.docker)/")
+_BACKUP = re.compile(r"[._ -](?:(?:bak|backup|old|orig|save|swo|swp)\d*|(?:- )?copy(?: \d+| \(\d+\))?|\(\d+\))(?=\.|$)")
+"""What editors and people add to the name of a copy; a copy of a secret is one."""
+_NUMBERED = re.compile(r"\.~\d+$")
 
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s+(?:[\w-]+: [^\n]*\n|\s)*[A-Za-z0-9+/=]{32}")
+_SECRET_PLACE = re.compile(r"(^|/)(\.(ssh|aws|gnupg|docker)/|\.kube/config([._~ -][^/]*)?$)")
+
+# Between armour and body: lines of "Name: value", and what other formats put at line ends: comment signs, quotes and
+# escaped line breaks. Possessive and bounded, so that no input takes long.
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----"
+    rb"(?:\w[\w-]{0,40}+: [^\n\\]{0,200}+(?=[\n\\])|\\++[nrt]?|[\s#/*;%>|\"'`,+-]++){0,64}+[A-Za-z0-9+/]{32}"
+)
 
 _COMMENT = re.compile(r"\s*(#|//|/\*|\*|--|;|%|<!--|\"\"\"|'''|\(\*|\{-|@?rem\b)", re.IGNORECASE)
 _MARKER = re.compile(
@@ -92,7 +101,7 @@ def path_reason(entry: FileEntry, max_bytes: int) -> str:
     """Why not to read this file, or ""."""
     name = entry.path.rpartition("/")[2].lower()
     suffix = name.rpartition(".")[2] if "." in name else ""
-    if _is_secret(entry.path, name, suffix):
+    if _is_secret(entry.path, name):
         return SECRET
     if suffix in _BINARY_SUFFIXES:
         return BINARY
@@ -103,16 +112,19 @@ def path_reason(entry: FileEntry, max_bytes: int) -> str:
     return TOO_LARGE if entry.size > max_bytes else ""
 
 
-def _is_secret(path: str, name: str, suffix: str) -> bool:
-    if name in _SECRET_NAMES or suffix in _SECRET_SUFFIXES:
+def _is_secret(path: str, name: str) -> bool:
+    if name.endswith("~"):
+        name = _NUMBERED.sub("", name.rstrip("~"))
+    name = _BACKUP.sub("", name)
+    if name in _SECRET_NAMES or suffix_of(name) in _SECRET_SUFFIXES:
         return True
     if _SECRET_NAME.search(name):
         return True
-    return "/." in "/" + path and _SECRET_FOLDERS.search(path) is not None
+    return "/." in "/" + path and _SECRET_PLACE.search(path) is not None
 
 
 def holds_private_key(data: bytes) -> bool:
-    """Whether a private key's armour with a body stands anywhere in the file."""
+    """Whether a private key's armour with a body stands anywhere in the file, in a string or comment too."""
     return b"PRIVATE KEY" in data and _PRIVATE_KEY.search(data) is not None
 
 

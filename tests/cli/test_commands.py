@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvd import paths
 from kvd.rpc.client import Client
 from tests.conftest import FakeDaemon, Kvd, poll, use_model
 
@@ -58,7 +59,7 @@ def test_usage_errors_as_json(kvd: Kvd) -> None:
     done = kvd.run("search", "--json", "x", "--top-k", "0")
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
-    assert error == {"code": "usage", "message": "top_k must be between 1 and 200", "hint": ""}
+    assert error == {"code": "usage", "message": "top_k must be between 1 and 200", "hint": "kvd --help"}
 
 
 def test_exit_codes_of_repositories(kvd: Kvd, isolated_home: Path) -> None:
@@ -86,6 +87,15 @@ def test_a_first_index_is_visible(kvd: Kvd, repository: Path) -> None:
     first = kvd.run("search", "session", "--repo", str(repository))
     assert first.stderr == f"kvd: no index of {repository} yet: making one\n"
     assert kvd.run("search", "session", "--repo", str(repository)).stderr == ""
+
+
+def test_a_damaged_index_is_made_anew_visibly(kvd: Kvd, repository: Path) -> None:
+    kvd.ok("index", str(repository))
+    paths.index_file(repository).write_bytes(b"garbage" * 1_000)
+    done = kvd.run("search", "session", "--repo", str(repository))
+    assert done.returncode == 0
+    assert re.fullmatch(r"kvd: the index is made anew: damaged file: .+\n", done.stderr)
+    assert re.search(r"WARNING kvd\.service\.indexer: index \S+\.db made anew: damaged", paths.log_file().read_text())
 
 
 def test_search_lists_places(kvd: Kvd, repository: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from kvd.recall.embed import HashedWords
 from kvd.recall.index import only_writer
 from kvd.recall.rank import search
 from kvd.service import indexer
-from kvd.service.indexer import has_index, index_stats, known_indexes, update_index
+from kvd.service.indexer import index_stats, known_indexes, update_index
 from kvd.source.content import Content
 from kvd.source.cutter import Cutter, Item
 from kvd.types import IndexSummary, Progress
@@ -40,6 +41,14 @@ def quiet(progress: Progress) -> None:
 
 def update(root: Path, max_file_bytes: int = 1_000_000) -> IndexSummary:
     return update_index(root, Settings(max_file_bytes=max_file_bytes), quiet, never)
+
+
+def has_index(root: Path) -> bool:
+    """Whether a usable index exists that was completed once."""
+    try:
+        return bool(index_stats(root)["complete"])
+    except StoreError:
+        return False
 
 
 def write(root: Path, **files: str) -> None:
@@ -248,7 +257,8 @@ def test_unreadable_file(root: Path) -> None:
 def test_progress(root: Path) -> None:
     seen: list[Progress] = []
     update_index(root, Settings(), seen.append, never)
-    assert seen[0].stage == "scan"
+    assert seen[0] == Progress("first-index", message=str(root))
+    assert seen[1].stage == "scan"
     assert [item.done for item in seen if item.stage == "index"] == [0, 1, 2, 3]
     assert {item.total for item in seen if item.stage == "index"} == {3}
 
@@ -331,10 +341,26 @@ def test_damage_deep_in_the_file(root: Path) -> None:
             handle.write(b"\xff" * 200)
     for number in range(40):
         write(root, **{f"f{number}_py": f"def changed_{number}(): pass\n"})
-    summary = update(root)
+    seen: list[Progress] = []
+    summary = update_index(root, Settings(), seen.append, never)
     assert summary.rebuilt
+    assert Progress("rebuild", message=summary.rebuilt) in seen
+    assert "first-index" not in {item.stage for item in seen}
     assert summary.added == 43
     assert "f7.py" in hits(root, "changed_7")
+
+
+def test_a_rebuild_is_logged_once_and_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    update(root)
+    file = paths.index_file(root)
+    file.write_bytes(b"garbage" * 1_000)
+    seen: list[Progress] = []
+    with caplog.at_level(logging.WARNING, "kvd.service.indexer"):
+        reason = update_index(root, Settings(), seen.append, never).rebuilt
+        update(root)
+    assert [record.getMessage() for record in caplog.records] == [f"index {file.name} made anew: {reason}"]
+    assert seen[0] == Progress("rebuild", message=reason)
+    assert "first-index" not in {item.stage for item in seen}
 
 
 def test_deleted_index_is_made_again(root: Path) -> None:
@@ -448,7 +474,7 @@ def test_empty_and_missing_repositories(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError):
         update(tmp_path / "missing")
     with pytest.raises(RepositoryError):
-        has_index(tmp_path / "missing")
+        index_stats(tmp_path / "missing")
 
 
 def test_odd_file_names_and_contents(tmp_path: Path) -> None:

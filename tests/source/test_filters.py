@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,32 @@ def reason(path: str, size: int = 10) -> str:
         "home/.aws/config",
         "ID_RSA",
         "Server.PEM",
+        ".kube/config",
+        "home/.kube/config.old",
+        "prod.kubeconfig",
+        "kubeconfig.yaml",
+        "infra/prod.tfvars",
+        "prod.auto.tfvars.json",
+        ".env_old",
+        ".env_backup",
+        ".env~",
+        ".env copy",
+        ".env_prod",
+        ".env.swp",
+        "local.env.txt",
+        ".npmrc.bak",
+        ".netrc.orig",
+        ".secrets",
+        "deploy/secrets",
+        "secrets.old",
+        "secrets.yaml~",
+        "secrets.yaml.~2~",
+        "secrets copy 2.yaml",
+        "credentials-old.json",
+        "credentials (1).json",
+        "credentials - Copy.json",
+        "id_rsa.bak2",
+        "server.pem.bak",
     ],
 )
 def test_secrets_by_name(path: str) -> None:
@@ -68,6 +95,22 @@ def test_secrets_by_name(path: str) -> None:
         "password_reset.rb",
         "secret_santa.md",
         ".github/workflows/ci.yml",
+        "secrets.py",
+        "secrets.py.bak",
+        "secrets_old.py",
+        "secrets/store.go",
+        "token.txt",
+        "env.py",
+        "environment.old",
+        ".env_example",
+        ".env.example~",
+        "prod.tfvars.example",
+        "variables.tf",
+        ".kube/deployment.yaml",
+        ".kube/config/deployment.yaml",
+        "copy.py",
+        "README copy.md",
+        "bak/old.c",
     ],
 )
 def test_not_secret(path: str) -> None:
@@ -138,6 +181,41 @@ def test_private_key_anywhere() -> None:
     assert holds_private_key(key.encode())
     assert holds_private_key(key.replace("RSA ", "OPENSSH ").replace("\n", "\r\n").encode())
     assert not holds_private_key(b"looks for '-----BEGIN PRIVATE KEY-----' in a file")
+
+
+@pytest.mark.parametrize(
+    "line_end", ["\n", "\r\n", "\\n", "\\r\\n", "\\\\n", "\n# ", "\n// ", "\n * ", '\\n" +\n    "', ""]
+)
+@pytest.mark.parametrize("headers", [(), ("Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-128-CBC,3F17F5316E2BAC89", "")])
+def test_private_key_in_other_formats(line_end: str, headers: tuple[str, ...]) -> None:
+    if headers and not line_end:
+        headers = ()
+    body = "MIIEpAIBAAKCAQEA" * 4
+    key = line_end.join(["-----BEGIN PRIVATE KEY-----", *headers, body, body, "-----END PRIVATE KEY-----"])
+    assert holds_private_key(f'{{"type": "service_account", "private_key": "{key}"}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "\\n' + body + '\\n-----END PRIVATE KEY-----'",
+        "\n" + "=" * 80,
+        "\n" + "/" * 80 + "\n",
+        "\n" + "#" * 80 + "\n",
+        "\\n...\\n-----END PRIVATE KEY-----",
+    ],
+)
+def test_armour_without_a_key(after: str) -> None:
+    assert not holds_private_key(f"'-----BEGIN PRIVATE KEY-----{after}".encode())
+
+
+def test_no_text_takes_long_to_search_for_keys() -> None:
+    armour = b"-----BEGIN PRIVATE KEY-----"
+    started = time.monotonic()
+    for piece in (b"-", b"/", b"a-", b"--a: x\n", b"a: a: ", b"\na: ", b"\\", b"\\n", b" ", b"ab+/"):
+        holds_private_key(armour + piece * 100_000 + b"!")
+        holds_private_key((armour + piece) * 20_000)
+    assert time.monotonic() - started < 5.0
 
 
 def test_generated_by_attribute(tmp_path: Path) -> None:
