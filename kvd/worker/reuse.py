@@ -114,7 +114,7 @@ class Reuse:
         """Compute the chunks' heads in place and make the live sequence of prefix, heads and rest of the bodies.
 
         Heads are computed many to a batch, each in a sequence that shares the prefix and the stored bodies before
-        it. They do not see one another; that costs nothing measurable as long as they see the stored bodies from
+        it. They do not see one another; in small trials that cost little as long as they see the stored bodies from
         their first token on, and one large batch is much faster than many small ones.
         """
         engine = self._engine
