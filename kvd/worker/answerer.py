@@ -140,6 +140,7 @@ class _Turn:
 
     def _compute_all(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> tuple[int, dict[str, int]]:
         """Prefill everything; (position behind it, token counts)."""
+        self._engine.share(PREFIX, LIVE)
         start = len(self._prompts.prefix)
         tokens = [token for piece, header in zip(pieces, headers, strict=True) for token in (*header, *piece.body)]
         decode_run(self._engine, tokens, start, LIVE, self._listener.step)
