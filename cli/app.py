@@ -12,7 +12,7 @@ from . import daemon_commands, repository_commands
 
 
 def build_app(arguments: list[str]) -> typer.Typer:
-    """The commands; `setup`, whose options need the model packages, only where `arguments` may mean it."""
+    """The commands; `setup` and `bench`, which need more imports, only where `arguments` may mean them."""
     app = typer.Typer(
         name="kvd",
         add_completion=False,
@@ -21,10 +21,13 @@ def build_app(arguments: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)
-    if not arguments or arguments[0] == "setup" or arguments[0].startswith("-"):
+    if not arguments or arguments[0] in ("setup", "bench") or arguments[0].startswith("-"):
         from .setup import setup
 
         app.command()(setup)
+        from .bench import app as bench
+
+        app.add_typer(bench, name="bench")
     for command in (
         repository_commands.index,
         repository_commands.search,

@@ -22,6 +22,7 @@ _TITLES = {
     "index": "indexing",
     "wait": "waiting",
     "load": "loading the model",
+    "check": "checking once whether the model can reuse KV",
     "prefill": "reading the code",
 }
 _UNITS = {"index": "files"}

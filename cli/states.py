@@ -45,7 +45,16 @@ def _model_line(state: dict[str, Any]) -> str:
     model = state["model"]
     if model is None:
         return "model    none, run: kvd setup"
-    return f"model    {model['error'] or model['name']}"
+    return f"model    {model['error'] or model['name']}{_gate_words(model['gate'])}"
+
+
+def _gate_words(gate: dict[str, Any] | None) -> str:
+    """How near its answers from reused KV came to those computed whole."""
+    figures = gate and gate["figures"]
+    if not gate or not figures:
+        return ""
+    measured = f"KL {figures['kl']:.3f}, {figures['top1']:.0%} same tokens"
+    return f" (checked: reuse {gate['reuse']}, {measured}, recompute {gate['recompute']})"
 
 
 def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:

@@ -31,6 +31,8 @@ class Settings:
     """Use stored KV; false computes every prompt afresh."""
     recompute: int = -1
     """Tokens at the start of each recalled body that are computed afresh; -1: the model's own choice."""
+    short_headers: bool = False
+    """Tell the model a chunk's number alone, not its place and scope: the answer starts sooner and is poorer."""
     pool_bytes: int = 0
     """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB, at least one full context."""
     store_bytes: int = 8_000_000_000

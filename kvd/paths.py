@@ -59,6 +59,11 @@ def store_file() -> Path:
     return cache_dir() / "kv.db"
 
 
+def gate_file() -> Path:
+    """Which models may answer from reused KV."""
+    return cache_dir() / "gate.json"
+
+
 def index_file(root: Path) -> Path:
     """The index of the repository at `root` (a resolved path)."""
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]

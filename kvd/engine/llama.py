@@ -25,7 +25,6 @@ SEQUENCES = 32
 """Sequence ids of a context are 0 to 31; larger contexts cost memory for logits."""
 
 _FLASH_ATTENTION = 1
-_F16 = 1
 _REPEAT_PENALTY, _REPEAT_WINDOW = 1.05, 256
 
 
@@ -49,6 +48,10 @@ def run(tokens: Sequence[int], start: int, sequence: int, logits: bool = False) 
 
 class LlamaEngine:
     """Raises `ModelError` when the file can't be loaded as a text model that fits."""
+
+    cell_type = 1
+    """`enum ggml_type` of keys and values: float16. Quantized cells are rotated inside llama.cpp and their state does
+    not say so."""
 
     def __init__(self, path: Path, n_ctx: int, threads: int = 0, gpu_layers: int = -1) -> None:
         llama_cpp.llama_backend_init()
@@ -75,8 +78,7 @@ class LlamaEngine:
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         params.flash_attn_type = _FLASH_ATTENTION
-        # Quantized cells are rotated inside llama.cpp and their state does not say so.
-        params.type_k = params.type_v = _F16
+        params.type_k = params.type_v = self.cell_type
         params.no_perf = True
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:

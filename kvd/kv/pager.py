@@ -7,11 +7,15 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 
 from kvd.kv import codec
+from kvd.kv.codec import Codec
+from kvd.kv.costs import Costs
 from kvd.kv.pool import HotPool, PoolFullError, Resident, Rows
+from kvd.kv.spans import Spans
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import KVShape
 
@@ -19,8 +23,16 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Body:
+    """A chunk's tokens, and those that stand between the shared prefix and it while its KV is made."""
+
+    head: Tokens
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
 class BlockAddress:
-    """Where a block is found: its content address, that of the block before it, and the tokens it covers."""
+    """Where a block is found: its content address, its parent's, and the tokens it covers."""
 
     key: bytes
     parent: bytes
@@ -56,49 +68,65 @@ class Damaged:
     reason: str
 
 
-def split_body(body: Tokens) -> list[Tokens]:
-    """Cut a body into blocks of nearly equal length, each at most `codec.BLOCK_TOKENS`.
+def split_body(tokens: Tokens) -> list[Tokens]:
+    """Cut a body's tokens into blocks of nearly equal length, each at most `codec.BLOCK_TOKENS`.
 
     Equal parts rather than full ones and a rest: keys' scales cost the same for a short block as for a long one.
     """
-    count = -(-len(body) // codec.BLOCK_TOKENS)
-    bounds = [index * len(body) // count for index in range(count + 1)]
-    return [body[start:end] for start, end in itertools.pairwise(bounds)]
+    count = -(-len(tokens) // codec.BLOCK_TOKENS)
+    bounds = [index * len(tokens) // count for index in range(count + 1)]
+    return [tokens[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 class Pager:
-    """Finds, loads and makes the blocks of one model. `fingerprint` says whose KV they are."""
+    """Finds, loads and makes the blocks of one model.
 
-    def __init__(self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes) -> None:
+    `fingerprint` says whose KV they are, codec and all; new blocks are encoded by `codec`. `costs` decides what is
+    loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize".
+    """
+
+    def __init__(
+        self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes, codec: Codec = codec.INT4
+    ) -> None:
         self._pool, self._store, self._shape = pool, store, shape
-        self._fingerprint = fingerprint
+        self._fingerprint, self._codec = fingerprint, codec
+        self.costs, self.spans = Costs(), Spans()
         self._damaged: list[Damaged] = []
         self._used: set[bytes] = set()
 
-    def addresses(self, body: Tokens) -> list[BlockAddress]:
-        """The chain of blocks that cover `body`: each key hashes model, parent and token ids."""
-        parent = bytes(32)
+    def addresses(self, body: Body) -> list[BlockAddress]:
+        """The chain of blocks that cover `body`: each key hashes model, parent and token ids, the first one's head."""
+        parent = self._hash(bytes(32), body.head)
         chain = []
-        for tokens in split_body(body):
-            digest = hashlib.blake2b(self._fingerprint + parent, digest_size=32)
-            digest.update(array("i", tokens).tobytes())
-            chain.append(BlockAddress(digest.digest(), parent, tokens))
-            parent = digest.digest()
+        for tokens in split_body(body.tokens):
+            key = self._hash(parent, tokens)
+            chain.append(BlockAddress(key, parent, tokens))
+            parent = key
         return chain
 
-    def fetch(self, bodies: Sequence[Tokens]) -> list[Fetched | None]:
-        """Bring bodies into the pool from wherever they are; None for one that must be computed.
+    def _hash(self, parent: bytes, tokens: Tokens) -> bytes:
+        digest = hashlib.blake2b(self._fingerprint + parent, digest_size=32)
+        digest.update(array("i", tokens).tobytes())
+        return digest.digest()
+
+    def rehearse(self, tokens: int) -> None:
+        """Take memory and start threads for a load of so many tokens now rather than while somebody waits for it."""
+        self._pool.touch(tokens)
+        shape = (self._shape.n_layer, 2, codec.BLOCK_TOKENS, self._shape.width)
+        frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
+        codec.decode(frame, self._shape)
+
+    def fetch(self, bodies: Sequence[Body]) -> list[Fetched | None]:
+        """Bring bodies into the pool from wherever they are; None for one that must be, or is better, computed.
 
         What is returned is pinned until `release`. Raises `PoolFullError`, with nothing left pinned.
         """
-        chains = [self.addresses(body) for body in bodies]
-        frames = self._read([link.key for chain in chains for link in chain])
         bodies_found: list[Fetched | None] = []
-        for chain in chains:
+        for body in bodies:
             found = Fetched()
             bodies_found.append(found)
             try:
-                complete = self._fetch_chain(chain, frames, found)
+                complete = self._fetch_chain(self.addresses(body), found)
             except PoolFullError:
                 self.release(bodies_found)
                 raise
@@ -107,12 +135,13 @@ class Pager:
                 bodies_found[-1] = None
         return bodies_found
 
-    def _read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        missing = list(dict.fromkeys(key for key in keys if key not in self._pool))
-        return self._store.get(missing, self._fingerprint) if missing else {}
-
-    def _fetch_chain(self, chain: Sequence[BlockAddress], frames: dict[bytes, bytes], found: Fetched) -> bool:
+    def _fetch_chain(self, chain: Sequence[BlockAddress], found: Fetched) -> bool:
         """Pin the blocks of one body one by one; false at the first that has to be computed."""
+        started = perf_counter()
+        missing = [link for link in chain if link.key not in self._pool]
+        if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
+            return False
+        frames = self._read(missing)
         for link in chain:
             tier, block = "hot", self._pool.get(link.key, link.tokens)
             if block is None:
@@ -121,22 +150,30 @@ class Pager:
                 return False
             self._pool.pin([block])
             found.append(block, tier)
+        if missing:
+            self.costs.load.observe(found.count("cold", 0), perf_counter() - started)
         self._used.update(link.key for link in chain)
         return True
+
+    def _read(self, links: Sequence[BlockAddress]) -> dict[bytes, bytes]:
+        with self.spans.measure("read"):
+            return self._store.get([link.key for link in links], self._fingerprint) if links else {}
 
     def _load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
         if frame is None:
             return None
         try:
-            block = codec.decode(frame, self._shape)
-            if block.tokens != link.tokens:
+            with self.spans.measure("decompress"):
+                payload = codec.open_frame(frame, self._shape)
+            if payload.tokens != link.tokens:
                 raise codec.BlockError("token ids differ")
         except codec.BlockError as error:
             self._damaged.append(Damaged(link.key, str(error)))
             return None
-        return self._pool.put(link.key, link.tokens, block.kv)
+        with self.spans.measure("dequantize"):
+            return self._pool.put(link.key, link.tokens, payload.dequantized())
 
-    def add(self, body: Tokens, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
+    def add(self, body: Body, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.
 
         The pool gets the decoded form, so that an answer does not depend on which tier its blocks came from.
@@ -145,7 +182,7 @@ class Pager:
         fetched, frames, start = Fetched(), [], 0
         for link in self.addresses(body):
             end = start + len(link.tokens)
-            frame = codec.encode(link.tokens, kv[:, :, start:end])
+            frame = codec.encode(link.tokens, kv[:, :, start:end], self._codec)
             block = self._pool.get(link.key, link.tokens)
             if block is None:
                 block = self._put(link, codec.decode(frame, self._shape).kv, fetched)

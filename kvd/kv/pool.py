@@ -80,6 +80,11 @@ class HotPool:
         self._blocks: OrderedDict[bytes, Resident] = OrderedDict()
         self.evictions = 0
 
+    def touch(self, tokens: int) -> None:
+        """Make the system hand out the memory that the next `tokens` will take."""
+        for page in self._free[max(0, len(self._free) - tokens // PAGE_TOKENS) :]:
+            self._pages[page].zero_()
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
 

@@ -215,8 +215,12 @@ class BlockStore:
                 break
             self.drop(victims)
         db.execute("PRAGMA incremental_vacuum").fetchall()
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self.checkpoint()
         return max(0, before - self.file_bytes())
+
+    def checkpoint(self) -> None:
+        """Move what is in the write-ahead log to the file, and empty the log."""
+        self._writer().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def file_bytes(self) -> int:
         """Bytes of the file and its write-ahead log on disk."""

@@ -144,6 +144,7 @@ def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
         gpu_layers=settings.gpu_layers,
         reuse=settings.reuse,
         recompute=settings.recompute,
+        short_headers=settings.short_headers,
         pool_bytes=settings.pool_bytes,
     )
 
@@ -172,6 +173,7 @@ def _result(result: dict[str, Any], model: str, hits: list[Hit], timings: dict[s
         "sources": [source_json(hits[index], index in cited_hits) for index in sorted(prompt)],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
+        "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},
     }
 
 
@@ -184,4 +186,5 @@ def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
         "sources": [],
         "tokens": dict.fromkeys(TOKEN_KINDS, 0),
         "timings_ms": clock.timings(),
+        "steps_ms": {},
     }

@@ -13,10 +13,11 @@ from typing import Any
 from kvd.errors import BusyError, KvdError, UnavailableError
 from kvd.service.engine_child import EngineChild, Event
 from kvd.service.store_writer import StoreWriter
+from kvd.service.verdicts import Verdicts
 
 COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
 MAX_WAITING = 16
-LOAD_SECONDS = 600.0
+LOAD_SECONDS = 1800.0
 _CANCEL_SECONDS = 20.0
 _STATS_SECONDS = 0.3
 
@@ -34,6 +35,7 @@ class LoadParams:
     gpu_layers: int
     reuse: bool
     recompute: int
+    short_headers: bool
     pool_bytes: int
 
     def to_json(self) -> dict[str, Any]:
@@ -52,8 +54,14 @@ class EngineAnswer:
 class EngineClient:
     """Belongs to one event loop. The child is started by the first `ask`."""
 
-    def __init__(self, writer: StoreWriter, command: Sequence[str] = COMMAND, max_waiting: int = MAX_WAITING) -> None:
-        self._writer = writer
+    def __init__(
+        self,
+        writer: StoreWriter,
+        verdicts: Verdicts,
+        command: Sequence[str] = COMMAND,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._writer, self._verdicts = writer, verdicts
         self._command = tuple(command)
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
@@ -134,15 +142,19 @@ class EngineClient:
     async def _load(self, child: EngineChild, load: LoadParams) -> dict[str, Any]:
         await child.start()
         child.loading_event("stage", {"stage": "load", "done": 0, "total": 0, "message": load.model_name})
-        asking = child.send("load", load.to_json(), child.loading_event)
+        known = await asyncio.to_thread(self._verdicts.get, load.model_sha256)
+        asking = child.send("load", {**load.to_json(), "gate": known}, child.loading_event)
         try:
-            return await asyncio.wait_for(asking.answer, LOAD_SECONDS)
+            loaded = await asyncio.wait_for(asking.answer, LOAD_SECONDS)
         except TimeoutError:
             child.kill()
             raise UnavailableError("the model did not load in time", hint="kvd logs") from None
         except KvdError:
             child.kill()
             raise
+        if loaded.get("gate"):
+            await asyncio.to_thread(self._verdicts.put, load.model_sha256, loaded["gate"])
+        return loaded
 
     async def stop(self) -> None:
         """Unload the model: end the child, at once if it does not end by itself in a few seconds."""

@@ -20,6 +20,7 @@ from kvd.service.engine import COMMAND, EngineClient
 from kvd.service.indexer import known_indexes
 from kvd.service.repositories import Repositories
 from kvd.service.store_writer import StoreWriter
+from kvd.service.verdicts import Verdicts
 from kvd.types import IndexSummary, ProgressCallback
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class Service:
     def __init__(self, engine_command: Sequence[str] = COMMAND) -> None:
         self._repositories = Repositories()
         self._writer = StoreWriter(paths.store_file(), lambda: load_settings().store_bytes)
-        self._engine = EngineClient(self._writer, engine_command)
+        self._verdicts = Verdicts(paths.gate_file())
+        self._engine = EngineClient(self._writer, self._verdicts, engine_command)
         self._asker = Asker(self._repositories, self._engine)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -94,7 +96,7 @@ class Service:
         """What is there and what goes on; answers within about a second whatever goes on."""
         settings, fault = _settings_or_fault()
         return {
-            "model": await _within(asyncio.to_thread(_model_state)),
+            "model": await _within(asyncio.to_thread(self._model_state)),
             "engine": await self._engine.state(),
             "reuse_setting": settings.reuse,
             "indexing": self._repositories.busy,
@@ -102,6 +104,16 @@ class Service:
             "store": await self._store_state(settings),
             "settings_error": fault,
         }
+
+    def _model_state(self) -> dict[str, Any] | None:
+        try:
+            model = active_model()
+        except NoModelError:
+            return None
+        except KvdError as error:
+            return {"name": None, "path": None, "error": error.message, "gate": None}
+        gate = self._verdicts.get(model.sha256)
+        return {"name": model.name, "path": str(model.path), "error": "", "gate": gate}
 
     async def _store_state(self, settings: Settings | None = None) -> dict[str, Any]:
         settings = settings or _settings_or_fault()[0]
@@ -129,16 +141,6 @@ def _settings_or_fault() -> tuple[Settings, str]:
         return load_settings(), ""
     except KvdError as error:
         return Settings(), error.message
-
-
-def _model_state() -> dict[str, Any] | None:
-    try:
-        model = active_model()
-    except NoModelError:
-        return None
-    except KvdError as error:
-        return {"name": None, "path": None, "error": error.message}
-    return {"name": model.name, "path": str(model.path), "error": ""}
 
 
 def _read_store() -> dict[str, Any]:

@@ -42,7 +42,7 @@ class StoreWriter:
 
     def __init__(self, path: Path, cap: Callable[[], int], max_pending: int = MAX_PENDING) -> None:
         """`cap` gives the file's limit in bytes; it is asked again after every write."""
-        self._path = path
+        self.path = path
         self._cap = cap
         self._last_cap: int | None = None
         self._max_pending = max_pending
@@ -90,7 +90,7 @@ class StoreWriter:
         except FutureTimeoutError:
             raise StoreError("the KV store is busy", hint="try again later") from None
         except (apsw.Error, OSError) as error:
-            raise StoreError(f"can't clean up {self._path}: {error}", hint="check the disk") from error
+            raise StoreError(f"can't clean up {self.path}: {error}", hint="check the disk") from error
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything handed over so far is on disk or lost; false when that takes too long."""
@@ -178,10 +178,10 @@ class StoreWriter:
 
     def _opened(self) -> BlockStore:
         if self._store is not None and not self._store.is_current:
-            _log.warning("KV store: %s was removed or replaced", self._path.name)
+            _log.warning("KV store: %s was removed or replaced", self.path.name)
             self._close_store()
         if self._store is None:
-            self._store = BlockStore(self._path)
+            self._store = BlockStore(self.path)
             if self._store.rebuilt:
                 _log.warning("KV store: %s; started a new one", self._store.rebuilt)
         return self._store

@@ -9,13 +9,18 @@ from typing import Any
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
-from kvd.kv.pager import Damaged, Fetched
+from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.pool import PoolFullError
+from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
 from kvd.worker.prompt import Piece, PromptBuilder, select
-from kvd.worker.reuse import Placed, Reuse
+from kvd.worker.reuse import Placed, Reuse, place
+
+LOAD_STEPS = ("read", "decompress", "dequantize", "rotate", "set")
+STEPS = (*LOAD_STEPS, "heads", "prefill", "question")
+"""What the time to the first token is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,21 @@ class Question:
 class Answerer:
     """Answers questions one at a time on one engine.
 
-    `reuse` is None where the model's KV can't be moved: every prompt is then computed whole. `recompute` is how
-    many tokens at the start of each body are computed in place although they are stored.
+    The shared prefix must be computed. `reuse` is None where bodies' KV can't be reused: all but the prefix is then
+    computed, and without `prefix_reuse` that too. `recompute` is how many tokens at the start of each body are
+    computed in place although they are stored.
     """
 
-    def __init__(self, engine: LlamaEngine, prompts: PromptBuilder, reuse: Reuse | None, recompute: int) -> None:
+    def __init__(
+        self,
+        engine: LlamaEngine,
+        prompts: PromptBuilder,
+        reuse: Reuse | None,
+        recompute: int,
+        prefix_reuse: bool = True,
+    ) -> None:
         self.engine, self.prompts, self.reuse, self.recompute = engine, prompts, reuse, recompute
-        decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+        self.prefix_reuse = prefix_reuse
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
@@ -68,18 +81,19 @@ class _Turn:
     def __init__(self, answerer: Answerer, question: Question, listener: Listener) -> None:
         self._engine, self._prompts = answerer.engine, answerer.prompts
         self._reuse = answerer.reuse if question.reuse else None
-        self._recompute = answerer.recompute
+        self._recompute, self._prefix_reuse = answerer.recompute, answerer.prefix_reuse
         self._question, self._listener = question, listener
         # An answer may take half of a small context, whatever the limit allows.
         self._max_tokens = min(question.max_tokens, self._engine.n_ctx // 2)
         self._start = perf_counter()
-        self._load_ms = 0.0
         self._ttft_ms = 0.0
+        self._spans = Spans()
         self._answer: list[str] = []
         self.fetched: list[Fetched] = []
         """Pinned blocks, to be released when the turn is over."""
 
     def run(self) -> dict[str, Any]:
+        self._steps_ms()  # what a question that was cancelled has left
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
         headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, start=1)]
@@ -88,7 +102,8 @@ class _Turn:
             position, tokens = self._compute_all(pieces, headers)
         else:
             position, tokens = placed[-1].end, _count(placed)
-        index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
+        with self._spans.measure("question"):
+            index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
         generated, finish = generate(
             self._engine,
             position + len(ending),
@@ -98,17 +113,25 @@ class _Turn:
             self._listener.step,
         )
         fresh = len(ending) + sum(len(header) for header in headers)
+        steps = self._steps_ms()
         return {
             "answer": "".join(self._answer),
             "finish": finish,
             "chunks": [piece.index for piece in pieces],
             "tokens": {**tokens, "fresh": fresh, "generated": generated},
             "timings_ms": {
-                "load": round(self._load_ms, 2),
+                "load": round(sum(steps[name] for name in LOAD_STEPS), 2),
                 "ttft": round(self._ttft_ms or self._elapsed_ms(), 2),
                 "total": round(self._elapsed_ms(), 2),
             },
+            "steps_ms": steps,
         }
+
+    def _steps_ms(self) -> dict[str, float]:
+        seconds = self._spans.take()
+        if self._reuse is not None:
+            seconds |= self._reuse.pager.spans.take()
+        return {name: round(seconds.get(name, 0.0) * 1000, 2) for name in STEPS}
 
     def _elapsed_ms(self) -> float:
         return (perf_counter() - self._start) * 1000
@@ -140,10 +163,14 @@ class _Turn:
 
     def _compute_all(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> tuple[int, dict[str, int]]:
         """Prefill everything; (position behind it, token counts)."""
-        self._engine.share(PREFIX, LIVE)
         start = len(self._prompts.prefix)
+        if self._prefix_reuse:
+            self._engine.share(PREFIX, LIVE)
+        else:
+            decode_run(self._engine, self._prompts.prefix, 0, LIVE, self._listener.step)
         tokens = [token for piece, header in zip(pieces, headers, strict=True) for token in (*header, *piece.body)]
-        decode_run(self._engine, tokens, start, LIVE, self._listener.step)
+        with self._spans.measure("prefill"):
+            decode_run(self._engine, tokens, start, LIVE, self._listener.step)
         recalled = sum(len(piece.body) for piece in pieces)
         return start + len(tokens), {**_NO_TOKENS, "recalled": recalled, "prefilled": recalled}
 
@@ -151,40 +178,34 @@ class _Turn:
         """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
         reuse = self._reuse
         assert reuse is not None
+        bodies = [Body(self._prompts.neutral_header(piece.scope), piece.body) for piece in pieces]
         try:
-            stored = self._fetch(reuse, [piece.body for piece in pieces])
+            stored = self._fetch(reuse, bodies)
         except PoolFullError:
             return None
-        placed: list[Placed] = []
-        start = len(self._prompts.prefix)
-        for piece, header, body in zip(pieces, headers, stored, strict=True):
-            placed.append(Placed(header, piece.body, body, start, min(self._recompute, len(piece.body))))
-            start = placed[-1].end
+        placed = place(len(self._prompts.prefix), headers, bodies, stored, self._recompute)
         if placed:
-            started = perf_counter()
-            done = reuse.set_bodies(placed)
-            self._load_ms += (perf_counter() - started) * 1000
-            if not done:
+            if not reuse.set_bodies(placed):
                 return None
-            reuse.join(placed, self._listener.step)
+            with self._spans.measure("heads"):
+                reuse.join(placed, self._listener.step)
         return placed
 
-    def _fetch(self, reuse: Reuse, bodies: Sequence[tuple[int, ...]]) -> list[Fetched]:
+    def _fetch(self, reuse: Reuse, bodies: Sequence[Body]) -> list[Fetched]:
         """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
-        started = perf_counter()
         found = reuse.pager.fetch(bodies)
         self.fetched += [body for body in found if body is not None]
         # Told before what replaces them is: both go by the same address.
         for block in reuse.pager.take_damaged():
             self._listener.damaged(block)
-        self._load_ms += (perf_counter() - started) * 1000
         missing = sum(body is None for body in found)
         stored: list[Fetched] = []
         done = 0
         for body, fetched in zip(bodies, found, strict=True):
             if fetched is None:
                 self._listener.progress(Progress("prefill", done, missing))
-                fetched, frames = reuse.compute(body, self._listener.step)
+                with self._spans.measure("prefill"):
+                    fetched, frames = reuse.compute(body, self._listener.step)
                 self.fetched.append(fetched)
                 self._listener.blocks(frames)
                 done += 1

@@ -14,19 +14,19 @@ import torch
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
+from kvd.kv.codec import INT4
 from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
 from kvd.worker.answerer import Answerer, Listener, Question
-from kvd.worker.decoding import LIVE, SPARE, WORK
-from kvd.worker.probe import NotMovableError, probe
+from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
+from kvd.worker.gate import VERDICTS, Gate, Verdict, gate_key, verdict_from_json
+from kvd.worker.probe import Movable, NotMovableError, probe
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.protocol import Message, encode_frame, read_frame
 from kvd.worker.reuse import Reuse, fingerprint
 
-DEFAULT_RECOMPUTE = 4
-"""A body's first tokens are what reuse gets most wrong; in small trials more than four of them gained little."""
 MAX_RECOMPUTE = 64
 
 
@@ -95,45 +95,72 @@ class Child:
         threads = int(params["threads"])
         engine = LlamaEngine(Path(params["model_path"]), int(params["n_ctx"]), threads, int(params["gpu_layers"]))
         try:
-            loaded = self._set_up(engine, params)
+            loaded = self._set_up(number, engine, params)
         except BaseException:
             engine.close()
             raise
         self._engine = engine
         return {**loaded, "load_ms": round((perf_counter() - started) * 1000, 1)}
 
-    def _set_up(self, engine: LlamaEngine, params: Message) -> Message:
+    def _set_up(self, number: int, engine: LlamaEngine, params: Message) -> Message:
         if not engine.has_decoder:
             raise ModelError(f"{params['model_path']} is not a text model", hint="kvd setup")
         torch.set_num_threads(engine.threads)
-        prompts = PromptBuilder(engine)
-        reuse, reason = self._make_reuse(engine, prompts, params)
-        recompute = int(params["recompute"])
-        recompute = min(recompute, MAX_RECOMPUTE) if recompute >= 0 else DEFAULT_RECOMPUTE
-        self._answerer = Answerer(engine, prompts, reuse, recompute)
+        prompts = PromptBuilder(engine, bool(params["short_headers"]))
+        decode_run(engine, prompts.prefix, 0, PREFIX, _go_on)
+        reuse, verdict = self._judged(number, engine, prompts, params)
+        chosen = int(params["recompute"])
+        recompute = min(chosen, MAX_RECOMPUTE) if chosen >= 0 else verdict.recompute
+        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off")
         return {
             "model": params["model_name"],
             "n_ctx": engine.n_ctx,
-            "reuse": "on" if reuse else "off",
-            "reuse_reason": reason,
+            "reuse": "on" if reuse else verdict.reuse,
+            "reuse_reason": verdict.reason,
+            "gate": verdict.to_json() if verdict.key else None,
             "kv_bytes_per_token": reuse.shape.bytes_per_token if reuse else 0,
             "gpu": "yes" if engine.gpu else "",
             "recompute": recompute,
         }
 
-    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, params: Message) -> tuple[Reuse | None, str]:
-        """Reuse for this model, or None and why not."""
+    def _judged(
+        self, number: int, engine: LlamaEngine, prompts: PromptBuilder, params: Message
+    ) -> tuple[Reuse | None, Verdict]:
+        """Reuse for this model if the gate lets it, and the gate's verdict: the known one where it still holds."""
         if not params["reuse"]:
-            return None, "switched off in the settings"
+            return None, Verdict("", "off", "switched off in the settings")
+        key = gate_key(str(params["model_sha256"]), prompts, INT4.id)
+        known = verdict_from_json(params["gate"]) if params.get("gate") else None
+        if known is not None and (known.key != key or known.reuse not in VERDICTS):
+            known = None
+        gate = Gate(engine, prompts, _go_on)
         try:
             movable = probe(engine, (LIVE, WORK, SPARE))
         except NotMovableError as error:
-            return None, str(error)
+            return None, Verdict(key, gate.prefix_verdict(), str(error))
+        if known is not None and known.reuse != "on":
+            return None, known
+        reuse = self._make_reuse(engine, prompts, movable, params)
+        if known is None:
+            known = self._checked(gate, reuse, key, number)
+        if known.reuse == "on":
+            return reuse, known
+        self._pool = None
+        return None, known
+
+    def _checked(self, gate: Gate, reuse: Reuse, key: str, number: int) -> Verdict:
+        try:
+            return gate.check(reuse, key, lambda progress: self._event("stage", progress.to_json(), number))
+        except ModelError as error:
+            # A context too small for the check, say. Without a key nobody keeps this.
+            return Verdict("", gate.prefix_verdict(), f"the model could not be checked: {error.message}")
+
+    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, params: Message) -> Reuse:
         capacity = pool_bytes_for(movable.shape, engine.n_ctx, int(params["pool_bytes"]))
         self._pool = HotPool(movable.shape, capacity)
         store = BlockStore(Path(params["store_path"]), readonly=True)
         whose = fingerprint(str(params["model_sha256"]), movable, prompts)
-        return Reuse(engine, prompts, movable, Pager(self._pool, store, movable.shape, whose)), ""
+        return Reuse(engine, prompts, movable, Pager(self._pool, store, movable.shape, whose))
 
     def _ask(self, number: int, params: Message) -> Message:
         answerer = self._answerer
@@ -190,6 +217,10 @@ class Child:
             "pool": self._pool.stats() if self._pool else {},
             "cells": {"total": self._engine.n_ctx if self._engine else 0},
         }
+
+
+def _go_on() -> None:
+    """Nobody cancels what belongs to loading."""
 
 
 def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:

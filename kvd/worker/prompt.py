@@ -22,7 +22,6 @@ _OPENING = "Code:"
 HEADER_TOKENS = 96
 _LONGEST_NAMES = (120, 60, 30, 15)
 """Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""
-_NEUTRAL_HEADER = "\n\n[1] file\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +37,41 @@ class Piece:
 
 
 class PromptBuilder:
-    """Makes the token ids of a prompt's parts for one model.
+    """Makes the token ids of a prompt's parts for one model; `prefix` precedes every prompt.
 
-    `prefix` precedes every prompt; `neutral_header` precedes a body while its KV is made for storage.
+    Short headers give a chunk's number alone.
     """
 
-    def __init__(self, engine: LlamaEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: LlamaEngine, short_headers: bool = False) -> None:
+        self._engine, self._short_headers = engine, short_headers
         bos = engine.special_text(engine.bos)
         before, self._after = split_template(
             engine.metadata("tokenizer.chat_template"), INSTRUCTIONS, bos, engine.special_text(engine.eos)
         )
         needs_bos = engine.adds_bos and not (bos and before.startswith(bos))
         self.prefix = tuple(engine.tokenize(before, special=True, bos=needs_bos) + engine.tokenize(_OPENING))
-        self.neutral_header = tuple(engine.tokenize(_NEUTRAL_HEADER))
 
     def body(self, text: str) -> tuple[int, ...]:
         return tuple(self._engine.tokenize(text))
 
     def header(self, label: int, piece: Piece) -> list[int]:
         """Label, place and scope in one line, whatever a file is called; at most `HEADER_TOKENS` tokens."""
+        return self._header(label, _one_line(piece.path), f":{piece.start_line}-{piece.end_line}", piece.scope)
+
+    def neutral_header(self, scope: str) -> tuple[int, ...]:
+        """What precedes a body while its KV is made for storage: a header that does not say where the code stands.
+
+        The scope is the code's own, so it stays when a file is moved or copied, or lines are added above.
+        """
+        return tuple(self._header(1, "file", "", scope))
+
+    def _header(self, label: int, path: str, lines: str, scope: str) -> list[int]:
+        if self._short_headers:
+            return self._engine.tokenize(f"\n\n[{label}]\n")
+        scope = _one_line(scope)
         for longest in _LONGEST_NAMES:
-            path = _one_line(piece.path)[-longest:]
-            scope = f" {_one_line(piece.scope)[:longest]}" if piece.scope else ""
-            place = f"{path}:{piece.start_line}-{piece.end_line}"
-            tokens = self._engine.tokenize(f"\n\n[{label}] {place}{scope}\n")
+            behind = f" {scope[:longest]}" if scope else ""
+            tokens = self._engine.tokenize(f"\n\n[{label}] {path[-longest:]}{lines}{behind}\n")
             if len(tokens) <= HEADER_TOKENS:
                 break
         return tokens[:HEADER_TOKENS]
@@ -77,7 +86,10 @@ def _one_line(name: str) -> str:
 
 
 def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
-    """The best pieces (given best first) whose bodies fit `budget` tokens, and with headers `room`; by place."""
+    """The best pieces (given best first) whose bodies fit `budget` tokens, and with headers `room`; best first.
+
+    The first piece stands where its stored KV was made, so that the best one is reused with hardly any error.
+    """
     chosen: list[Piece] = []
     for piece in pieces:
         if not piece.body or len(piece.body) > budget or len(piece.body) + HEADER_TOKENS > room:
@@ -85,4 +97,4 @@ def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
         chosen.append(piece)
         budget -= len(piece.body)
         room -= len(piece.body) + HEADER_TOKENS
-    return sorted(chosen, key=lambda piece: (piece.path, piece.start_line))
+    return chosen

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import llama_cpp
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.engine.state import StateBuffer, parse_state
 from kvd.errors import ModelError
-from kvd.kv import codec
-from kvd.kv.pager import Fetched, Pager
+from kvd.kv.codec import INT4, Codec
+from kvd.kv.pager import Body, Fetched, Pager, Tokens
 from kvd.kv.rope import Rotation
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
@@ -24,16 +25,15 @@ from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
 
 
-def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder) -> bytes:
+def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = INT4) -> bytes:
     """Everything that decides whether stored KV is this model's: content, build, codec, what went before it."""
     parts = (
         model_sha256,
         llama_cpp.__version__,
-        codec.codec_id(movable.shape),
+        codec.id,
         [movable.shape.n_layer, movable.shape.width],
         [movable.rope.pairing, *movable.rope.frequencies],
         prompts.prefix,
-        prompts.neutral_header,
     )
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=32).digest()
 
@@ -46,7 +46,7 @@ class Placed:
     """
 
     header: Sequence[int]
-    body: tuple[int, ...]
+    body: Tokens
     stored: Fetched
     start: int
     recompute: int
@@ -64,6 +64,21 @@ class Placed:
         return [*self.header, *self.body[: self.recompute]]
 
 
+def place(
+    start: int,
+    headers: Sequence[Sequence[int]],
+    bodies: Sequence[Body],
+    stored: Sequence[Fetched],
+    recompute: int,
+) -> list[Placed]:
+    """One chunk behind the other from position `start` on."""
+    placed: list[Placed] = []
+    for header, body, fetched in zip(headers, bodies, stored, strict=True):
+        placed.append(Placed(header, body.tokens, fetched, start, min(recompute, len(body.tokens))))
+        start = placed[-1].end
+    return placed
+
+
 class Reuse:
     """Makes, keeps and places bodies' KV for one engine."""
 
@@ -71,28 +86,37 @@ class Reuse:
         self._engine, self._prompts, self.pager = engine, prompts, pager
         self.shape: KVShape = movable.shape
         self._rotation = Rotation(movable.rope)
-        # A usual prompt's state, its pages touched now rather than while somebody waits.
-        self._memory = StateBuffer(self.shape, range(engine.n_ctx // 4), SPARE).blob
+        # Memory for a usual prompt, taken now rather than while somebody waits.
+        usual = engine.n_ctx // 4
+        self._memory = StateBuffer(self.shape, range(usual), SPARE).blob
         self._memory.fill(0)
+        pager.rehearse(usual)
 
-    def compute(self, body: tuple[int, ...], step: Step) -> tuple[Fetched, list[StoredBlock]]:
-        """Prefill a body after the shared prefix and a neutral header, and store it; `step` may cancel."""
-        engine, header = self._engine, self._prompts.neutral_header
+    def compute(self, body: Body, step: Step) -> tuple[Fetched, list[StoredBlock]]:
+        """Prefill a body and store it; `step` may cancel."""
+        started = perf_counter()
+        computed = self.pager.add(body, self.prefill(body, step))
+        self.pager.costs.prefill.observe(len(body.tokens), perf_counter() - started)
+        return computed
+
+    def prefill(self, body: Body, step: Step) -> torch.Tensor:
+        """A body's KV behind the shared prefix and its head: `[n_layer, 2, tokens, width]`, keys at position 0."""
+        engine, count = self._engine, len(body.tokens)
         start = len(self._prompts.prefix)
-        body_start = start + len(header)
+        body_start = start + len(body.head)
         engine.share(PREFIX, WORK)
-        decode_run(engine, [*header, *body], start, WORK, step)
+        decode_run(engine, [*body.head, *body.tokens], start, WORK, step)
         engine.share(WORK, SPARE, body_start)
         state = parse_state(engine.get_state(SPARE))
         engine.clear((WORK, SPARE))
-        if state.positions.tolist() != list(range(body_start, body_start + len(body))):
+        if state.positions.tolist() != list(range(body_start, body_start + count)):
             raise ModelError("llama.cpp gave back other cells than were computed", hint="kvd logs")
         angles = self._rotation.angles(-torch.from_numpy(state.positions.astype(np.int64)))
-        kv = torch.empty((self.shape.n_layer, 2, len(body), self.shape.width), dtype=torch.float16)
+        kv = torch.empty((self.shape.n_layer, 2, count, self.shape.width), dtype=torch.float16)
         for layer in range(self.shape.n_layer):
             self._rotation.rotate(torch.from_numpy(state.keys[layer]), angles, kv[layer, 0])
             kv[layer, 1] = torch.from_numpy(state.values[layer])
-        return self.pager.add(body, kv)
+        return kv
 
     def set_bodies(self, placed: Sequence[Placed]) -> bool:
         """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses."""
@@ -100,13 +124,15 @@ class Reuse:
         buffer = StateBuffer(self.shape, positions, SPARE, self._memory)
         if buffer.blob.size > self._memory.size:
             self._memory = buffer.blob
-        rows = self.pager.rows([item.stored for item in placed])
-        angles = self._rotation.angles(torch.tensor(positions))
-        for layer in range(self.shape.n_layer):
-            self._rotation.rotate(rows.keys(layer), angles, torch.from_numpy(buffer.keys(layer)))
-            torch.from_numpy(buffer.values(layer)).copy_(rows.values(layer))
-        if not self._engine.set_state(SPARE, buffer.blob):
-            return False
+        with self.pager.spans.measure("rotate"):
+            rows = self.pager.rows([item.stored for item in placed])
+            angles = self._rotation.angles(torch.tensor(positions))
+            for layer in range(self.shape.n_layer):
+                self._rotation.rotate(rows.keys(layer), angles, torch.from_numpy(buffer.keys(layer)))
+                torch.from_numpy(buffer.values(layer)).copy_(rows.values(layer))
+        with self.pager.spans.measure("set"):
+            if not self._engine.set_state(SPARE, buffer.blob):
+                return False
         self._engine.share(PREFIX, SPARE)
         return True
 

@@ -57,12 +57,19 @@ def _settings() -> list[str]:
     return rows
 
 
+def _names(text: str) -> list[str]:
+    """The commands that a help text lists."""
+    return re.findall(r"^  ([a-z]+) ", text.partition("Commands:")[2], re.MULTILINE)
+
+
 def render() -> str:
     """The whole page."""
     top = _help()
-    names = re.findall(r"^  ([a-z]+) ", top.split("Commands:")[1], re.MULTILINE)
     parts = [_HEAD, f"```text\n{top}\n```\n"]
-    parts += [f"## kvd {name}\n\n```text\n{_help(name)}\n```\n" for name in names]
+    for name in _names(top):
+        text = _help(name)
+        parts.append(f"## kvd {name}\n\n```text\n{text}\n```\n")
+        parts += [f"## kvd {name} {part}\n\n```text\n{_help(name, part)}\n```\n" for part in _names(text)]
     return "\n".join(parts) + _SETTINGS + "\n".join(_settings()) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ QUESTION = "When is a session expired?"
 KINDS = ("resident", "reused_hot", "reused_cold", "recomputed", "prefilled")
 
 
+_checked: list[bytes] = []
+"""The gate's verdict as the first daemon wrote it: checking the model once is enough."""
+
+
 @pytest.fixture
-def settings(isolated_home: Path) -> None:
-    """A small context loads quickly."""
+def settings(isolated_home: Path) -> Iterator[None]:
+    """A small context loads quickly, a model that was checked too."""
     file = paths.config_file()
     file.parent.mkdir(parents=True)
     file.write_text("n_ctx = 2048\npool_bytes = 200_000_000\nmax_tokens = 16\n")
+    if _checked:
+        paths.gate_file().write_bytes(_checked[0])
+    yield
+    if paths.gate_file().exists():
+        _checked[:] = [paths.gate_file().read_bytes()]
 
 
 def ask(kvd: Kvd, repository: Path, *arguments: str) -> dict[str, Any]:
@@ -69,6 +79,11 @@ def test_an_answer_on_a_pipe_is_text_with_its_sources(kvd: Kvd, repository: Path
     assert "\x1b" not in done.stdout
     status = kvd.json("status")
     assert (status["engine"]["reuse"], status["engine"]["reuse_reason"]) == ("on", "")
+    figures = status["model"]["gate"]["figures"]
+    assert status["engine"]["gate"] == status["model"]["gate"]
+    assert 0 < figures["kl"] <= 0.2
+    assert figures["top1"] >= 0.8
+    assert "smollm2-135m (checked: reuse on, KL 0.0" in kvd.ok("status")
 
 
 @pytest.mark.usefixtures("settings")

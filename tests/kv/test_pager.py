@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvd.kv.pager import Fetched, Pager, split_body
+from kvd.kv.pager import Body, Fetched, Pager, split_body
 from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
 from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 
 SHAPE = KVShape(n_layer=2, width=64)
 PAGE_BYTES = PAGE_TOKENS * SHAPE.bytes_per_token
-BODY = tuple(range(300))
-OTHER = tuple(range(1000, 1040))
+BODY = Body((7, 8), tuple(range(300)))
+OTHER = Body((), tuple(range(1000, 1040)))
 
 
 def a_pager(path: Path, pages: int = 100, whose: bytes = b"model") -> tuple[Pager, HotPool, BlockStore]:
@@ -71,10 +72,29 @@ def test_another_model_finds_nothing(path: Path) -> None:
     assert a_pager(path, whose=b"another")[0].fetch([BODY]) == [None]
 
 
+def test_a_body_made_behind_another_head_is_another_body(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    store.put(pager.add(BODY, kv(300))[1])
+    assert pager.fetch([replace(BODY, head=(7, 9))]) == [None]
+    assert pager.fetch([BODY]) != [None]
+
+
+def test_a_body_that_is_faster_computed_is_not_loaded(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    store.put(pager.add(BODY, kv(300))[1])
+    other, _, _ = a_pager(path)
+    for tokens in (100, 200, 300):
+        other.costs.load.observe(tokens, 1.0 + tokens)
+        other.costs.prefill.observe(tokens, 0.5 * tokens)
+    assert other.fetch([BODY]) == [None]
+    # What is in the pool already costs nothing to load.
+    assert pager.fetch([BODY]) != [None]
+
+
 def test_addresses_are_the_same_in_every_process() -> None:
     program = (
-        "from kvd.kv.pager import Pager; from kvd.types import KVShape;"
-        "print(Pager(None, None, KVShape(2, 64), b'model').addresses(tuple(range(300)))[-1].key.hex())"
+        "from kvd.kv.pager import Body, Pager; from kvd.types import KVShape;"
+        "print(Pager(None, None, KVShape(2, 64), b'model').addresses(Body((7,), tuple(range(300))))[-1].key.hex())"
     )
     seen = {
         subprocess.run(
@@ -93,7 +113,7 @@ def test_addresses_are_the_same_in_every_process() -> None:
 def test_a_full_pool_leaves_nothing_pinned(path: Path, pages: int) -> None:
     pager, _, store = a_pager(path)
     for body in (BODY, OTHER):
-        store.put(pager.add(body, kv(len(body)))[1])
+        store.put(pager.add(body, kv(len(body.tokens)))[1])
     # 10 pages hold a part of the first body, 22 all of it and nothing of the second.
     small, pool, _ = a_pager(path, pages)
     with pytest.raises(PoolFullError):

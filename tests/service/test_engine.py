@@ -15,6 +15,7 @@ from kvd.errors import BusyError, KvdError, ModelError, UnavailableError
 from kvd.kv.store import BlockStore
 from kvd.service.engine import EngineClient, LoadParams
 from kvd.service.store_writer import StoreWriter
+from kvd.service.verdicts import Verdicts
 
 CHILD = (sys.executable, str(Path(__file__).parents[1] / "fakes" / "engine_child.py"))
 LOAD = LoadParams(
@@ -27,6 +28,7 @@ LOAD = LoadParams(
     gpu_layers=0,
     reuse=True,
     recompute=0,
+    short_headers=False,
     pool_bytes=0,
 )
 
@@ -37,7 +39,7 @@ class Fixture:
     """An engine client in the running loop, and what its events were."""
 
     def __init__(self, writer: StoreWriter, command: tuple[str, ...] = CHILD, max_waiting: int = 16) -> None:
-        self.engine = EngineClient(writer, command, max_waiting)
+        self.engine = EngineClient(writer, Verdicts(writer.path.with_name("gate.json")), command, max_waiting)
         self.events: Events = []
 
     async def ask(self, question: str, load: LoadParams = LOAD) -> dict[str, Any]:

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from kvd.engine.llama import LlamaEngine
+from kvd.engine.llama import SEQUENCES, LlamaEngine
+from kvd.kv.codec import INT4
 from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
 from kvd.worker.answerer import Answerer, Listener
-from kvd.worker.decoding import LIVE, SPARE, WORK
+from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
+from kvd.worker.gate import Gate, Verdict, gate_key
 from kvd.worker.probe import Movable, probe
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.reuse import Reuse, fingerprint
 
 N_CTX = 1024
+SHA256 = "0" * 64
+"""Stands for the small model's hash."""
 
 SOURCES = {
     "src/session.py": (
@@ -78,6 +82,24 @@ def movable(engine: LlamaEngine) -> Movable:
     return probe(engine, (LIVE, WORK, SPARE))
 
 
+@pytest.fixture(scope="session")
+def verdict(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Verdict:
+    """What the gate says of the small model."""
+    engine.clear(range(SEQUENCES))
+    decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+    return Gate(engine, prompts, lambda: None).check(
+        a_reuse(engine, prompts, movable), gate_key(SHA256, prompts, INT4.id)
+    )
+
+
+def a_reuse(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Reuse:
+    """Reuse with a pool of its own and no disk."""
+    shape = movable.shape
+    pool = HotPool(shape, pool_bytes_for(shape, N_CTX, 0))
+    store = BlockStore(Path("/nowhere/kv.db"), readonly=True)
+    return Reuse(engine, prompts, movable, Pager(pool, store, shape, b"model"))
+
+
 @dataclass
 class Rig:
     """An answerer with tiers of its own; `written` is what the daemon would have stored."""
@@ -118,6 +140,7 @@ class Rigs:
         pager = Pager(pool, store, shape, fingerprint("model", self.movable, self.prompts))
         reuse = Reuse(self.engine, self.prompts, self.movable, pager)
         self.engine.clear(range(32))
+        decode_run(self.engine, self.prompts.prefix, 0, PREFIX, lambda: None)
         return Rig(Answerer(self.engine, self.prompts, reuse, recompute), pager, pool, store)
 
 

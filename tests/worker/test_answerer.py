@@ -45,8 +45,8 @@ def test_first_hot_and_cold_answers_are_the_same_and_counted(rigs: Rigs, recompu
     assert [(stage.done, stage.total) for stage in rig.stages] == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
-def test_chunks_stand_in_the_order_of_paths_under_the_callers_numbers(rigs: Rigs) -> None:
-    assert ask(rigs())["chunks"] == [1, 2, 0]
+def test_chunks_stand_in_the_callers_order(rigs: Rigs) -> None:
+    assert ask(rigs())["chunks"] == [0, 1, 2]
 
 
 def test_without_reuse_everything_is_computed_and_nothing_stored(rigs: Rigs) -> None:
@@ -118,6 +118,26 @@ def test_reused_kv_answers_like_a_full_prefill(rigs: Rigs) -> None:
     assert np.mean(no_code) > 2 * np.mean(reuse), (no_code, reuse)
 
 
+def test_what_is_faster_computed_than_loaded_is_computed_to_the_same_state(rigs: Rigs) -> None:
+    first, other = ask(rigs()), rigs()
+    for tokens in (50, 100, 400):
+        other.pager.costs.load.observe(tokens, 1.0 + tokens)
+        other.pager.costs.prefill.observe(tokens, 0.1 * tokens)
+    computed = ask(other)
+    assert tokens_of(computed)["prefilled"] == tokens_of(computed)["recalled"] > 100
+    assert computed["answer"] == first["answer"]
+
+
+def test_both_costs_are_learned_from_what_questions_take(rigs: Rigs) -> None:
+    rig = rigs()
+    ask(rig)
+    assert rig.pager.costs.prefill.predict(100) > 0
+    assert not rig.pager.costs.load.known
+    other = rigs()
+    ask(other)
+    assert 0 < other.pager.costs.load.predict(100) < rig.pager.costs.prefill.predict(100)
+
+
 def test_a_damaged_block_is_dropped_and_computed_again(rigs: Rigs) -> None:
     rig = rigs()
     answer = ask(rig)["answer"]
@@ -184,11 +204,23 @@ def test_a_header_is_one_line_and_bounded(engine: LlamaEngine, prompts: PromptBu
     assert len(prompts.header(2, piece)) <= HEADER_TOKENS
 
 
+def test_a_neutral_header_says_the_scope_and_not_the_file(engine: LlamaEngine, prompts: PromptBuilder) -> None:
+    def text(tokens: tuple[int, ...]) -> str:
+        return b"".join(engine.piece(token) for token in tokens).decode()
+
+    assert text(prompts.neutral_header("Session.open")) == "\n\n[1] file Session.open\n"
+    assert text(prompts.neutral_header("")) == "\n\n[1] file\n"
+    assert len(prompts.neutral_header("s\n" * 4000)) <= HEADER_TOKENS
+    short = PromptBuilder(engine, short_headers=True)
+    assert text(short.neutral_header("Session.open")) == "\n\n[1]\n"
+    assert text(tuple(short.header(12, Piece(0, "a.py", 1, 2, "f", (1,))))) == "\n\n[12]\n"
+
+
 def test_budget_takes_the_best_that_fit(rigs: Rigs) -> None:
     rig = rigs()
     sizes = [len(piece.body) for piece in rig.pieces()]
     result = ask(rig, budget=sizes[0] + sizes[2])
-    assert result["chunks"] == [2, 0]
+    assert result["chunks"] == [0, 2]
     assert tokens_of(result)["recalled"] == sizes[0] + sizes[2]
 
 
@@ -230,6 +262,14 @@ def test_the_same_source_elsewhere_shares_its_blocks(rigs: Rigs) -> None:
     result = rig.answerer.answer(Question(QUESTION, moved, 600, 3), rig.listener())
     assert tokens_of(result)["reused_hot"] == tokens_of(result)["recalled"]
     assert len(rig.written) == written == len({block.key for block in rig.written})
+
+
+def test_the_same_source_in_another_scope_has_its_own(rigs: Rigs) -> None:
+    rig = rigs()
+    ask(rig)
+    inside = [dataclasses.replace(piece, scope="Other") for piece in rig.pieces()]
+    result = rig.answerer.answer(Question(QUESTION, inside, 600, 3), rig.listener())
+    assert tokens_of(result)["prefilled"] == tokens_of(result)["recalled"]
 
 
 def test_decoding_past_the_context_is_an_error_not_a_crash(engine: LlamaEngine) -> None:

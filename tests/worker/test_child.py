@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from kvd.kv.store import BlockStore, StoredBlock
+from kvd.worker.gate import Verdict
 from kvd.worker.protocol import Message, encode_frame, read_frame
 
-from .conftest import N_CTX, SOURCES, model_path
+from .conftest import N_CTX, SHA256, SOURCES, model_path
 
 
 class Wire:
-    """Talks to a child; stores what it asks to have stored."""
+    """Talks to a child; stores what it asks to have stored. `gate`: the verdict that is known of the model."""
 
-    def __init__(self, store: Path) -> None:
-        self.store = BlockStore(store)
+    def __init__(self, store: Path, gate: Message | None = None) -> None:
+        self.store, self.gate = BlockStore(store), gate
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvd.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -61,14 +62,16 @@ class Wire:
         params: dict[str, object] = {
             "model_path": str(path),
             "model_name": "small",
-            "model_sha256": "0" * 64,
+            "model_sha256": SHA256,
             "store_path": str(self.store_path),
             "n_ctx": N_CTX,
             "threads": 0,
             "gpu_layers": -1,
             "reuse": True,
             "recompute": 0,
+            "short_headers": False,
             "pool_bytes": 0,
+            "gate": self.gate,
         }
         return self.call(1, "load", **{**params, **changes})
 
@@ -99,8 +102,8 @@ class Wire:
 
 
 @pytest.fixture
-def wire(tmp_path: Path) -> Iterator[Wire]:
-    wire = Wire(tmp_path / "kv.db")
+def wire(tmp_path: Path, verdict: Verdict) -> Iterator[Wire]:
+    wire = Wire(tmp_path / "kv.db", verdict.to_json())
     yield wire
     wire.close()
 
@@ -127,7 +130,7 @@ def test_a_question_from_start_to_end(wire: Wire) -> None:
 def test_what_one_child_stored_another_loads(wire: Wire) -> None:
     wire.load(model_path())
     first = wire.ask(2)["result"]
-    other = Wire(wire.store_path)
+    other = Wire(wire.store_path, wire.gate)
     try:
         other.load(model_path())
         cold = other.ask(2)["result"]
@@ -135,8 +138,12 @@ def test_what_one_child_stored_another_loads(wire: Wire) -> None:
         assert cold["answer"] == first["answer"]
         # The same file under another hash is another model.
         other.close()
+        assert wire.gate is not None
         other = Wire(wire.store_path)
-        other.load(model_path(), model_sha256="1" * 64)
+        loaded = other.load(model_path(), model_sha256="1" * 64, gate={**wire.gate, "key": "of another"})["result"]
+        assert checks(other) == 1
+        assert loaded["gate"]["key"] != wire.gate["key"]
+        assert loaded["gate"]["figures"] == pytest.approx(wire.gate["figures"], rel=0.2)
         assert other.ask(2)["result"]["tokens"]["prefilled"] == cold["tokens"]["recalled"]
     finally:
         other.close()
@@ -167,7 +174,50 @@ def test_ends_when_the_daemon_is_gone(wire: Wire) -> None:
     assert wire.process.wait(10) == 0
 
 
-def test_a_few_tokens_of_each_chunk_are_computed_in_place_by_default(wire: Wire) -> None:
-    assert wire.load(model_path(), recompute=-1)["result"]["recompute"] == 4
-    tokens = wire.ask(2)["result"]["tokens"]
-    assert tokens["recomputed"] == 4 * len(SOURCES)
+def checks(wire: Wire) -> int:
+    """How often the child said that it checks the model."""
+    stages = [event["data"] for event in wire.events if event["event"] == "stage"]
+    return sum(stage["stage"] == "check" and stage["done"] == 0 for stage in stages)
+
+
+def test_the_gates_choice_of_recomputed_tokens_is_the_default(wire: Wire, verdict: Verdict) -> None:
+    loaded = wire.load(model_path(), recompute=-1, gate={**verdict.to_json(), "recompute": 3})["result"]
+    assert checks(wire) == 0
+    assert loaded["recompute"] == 3
+    assert wire.ask(2)["result"]["tokens"]["recomputed"] == 3 * len(SOURCES)
+
+
+@pytest.mark.parametrize("reuse", ["prefix-only", "off"])
+def test_a_model_that_failed_the_gate_computes_everything(wire: Wire, verdict: Verdict, reuse: str) -> None:
+    known = {**verdict.to_json(), "reuse": reuse, "reason": "answers differ", "figures": None}
+    loaded = wire.load(model_path(), gate=known)["result"]
+    assert (loaded["reuse"], loaded["reuse_reason"], loaded["gate"]) == (reuse, "answers differ", known)
+    result = wire.ask(2)["result"]
+    assert result["tokens"]["prefilled"] == result["tokens"]["recalled"] > 100
+    assert wire.ask(3, reuse=False)["result"]["answer"] == result["answer"] != ""
+    assert wire.store.stats()["blocks"] == 0
+
+
+def test_short_headers_leave_fewer_tokens_to_compute(wire: Wire, tmp_path: Path) -> None:
+    wire.load(model_path())
+    usual = wire.ask(2)["result"]["tokens"]
+    other = Wire(tmp_path / "other.db", wire.gate)
+    try:
+        other.load(model_path(), short_headers=True)
+        short = other.ask(2)["result"]["tokens"]
+    finally:
+        other.close()
+    assert short["recalled"] == usual["recalled"]
+    assert short["fresh"] < usual["fresh"] - 15
+
+
+def test_steps_say_where_the_time_went(wire: Wire) -> None:
+    wire.load(model_path())
+    first, hot = wire.ask(2)["result"], wire.ask(3)["result"]
+    assert first["steps_ms"]["prefill"] > 0 == hot["steps_ms"]["prefill"]
+    for result in (first, hot):
+        steps, times = result["steps_ms"], result["timings_ms"]
+        loading = sum(steps[name] for name in ("read", "decompress", "dequantize", "rotate", "set"))
+        assert times["load"] == pytest.approx(loading, abs=0.1)
+        assert min(steps[name] for name in ("rotate", "set", "heads", "question")) > 0
+        assert sum(steps.values()) <= times["ttft"] + 1

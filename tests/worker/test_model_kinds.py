@@ -35,11 +35,6 @@ REFUSED = {
     "lfm2": r"hybrid",
 }
 """Why keys can't be moved."""
-VERDICTS = {
-    **dict.fromkeys(MOVABLE, ("on", "prefix-only")),
-    **dict.fromkeys(REFUSED, ("off", "prefix-only")),
-}
-"""What the child may say of reuse."""
 ROOM = 2048
 """Cells for a question: with this vocabulary a token is hardly two characters."""
 
@@ -104,7 +99,8 @@ def test_text_survives_the_vocabulary(engine: LlamaEngine, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_child_answers_with_every_kind(wire: Wire, models: dict[str, Path], kind: str) -> None:
     loaded = wire.load(models[kind], n_ctx=ROOM, threads=1, model_name=kind)["result"]
-    assert loaded["reuse"] in VERDICTS[kind]
+    assert loaded["reuse"] == loaded["gate"]["reuse"] == ("on" if kind in MOVABLE else "prefix-only")
+    assert (loaded["gate"]["figures"] is None) == (kind in REFUSED)
     if kind in REFUSED:
         assert re.search(REFUSED[kind], loaded["reuse_reason"])
     answers = [wire.ask(number, chunks=_two_chunks())["result"] for number in (2, 3)]
@@ -151,9 +147,10 @@ def test_a_shared_prefix_goes_on_as_if_it_were_the_sequences_own(engine: LlamaEn
     assert np.abs(_decode(engine, rest, len(prefix), LIVE) - own).max() > 0.1
 
 
+@pytest.mark.parametrize("prefix_reuse", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_computed_whole_starts_with_the_prefix(
-    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, kind: str, prefix_reuse: bool
 ) -> None:
     """The logits before the first token are those of one sequence that holds prefix, chunk and question."""
     met: list[Rows] = []
@@ -168,10 +165,12 @@ def test_a_prompt_computed_whole_starts_with_the_prefix(
     piece = Piece(0, "src/auth.py", 1, 9, "", prompts.body(SOURCES["src/auth.py"]))
     question = Question("How is a password checked?", [piece], 600, 8)
     listener = Listener(lambda _: None, lambda _: None, lambda _: None, lambda _: None, lambda: None)
-    Answerer(engine, prompts, None, 0).answer(question, listener)
+    decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+    Answerer(engine, prompts, None, 0, prefix_reuse).answer(question, listener)
     engine.clear(range(SEQUENCES))
     position = index = 0
     for part in (prompts.prefix, (*prompts.header(1, piece), *piece.body), prompts.ending(question.text)):
         index = decode_run(engine, part, position, LIVE, lambda: None, logits=True)
         position += len(part)
-    assert np.array_equal(met[0], engine.logits(index))
+    # Cells in another order are summed in another order; without the prefix logits are off by 0.5 and more.
+    assert np.abs(met[0] - engine.logits(index)).max() < 0.02

@@ -1,0 +1,1 @@
+"""What `kvd bench` runs: measurements of kvd on real repositories, by hand, never as tests."""

@@ -1,0 +1,97 @@
+"""`python -m kvd.bench REQUEST`: what `kvd bench` runs, options in JSON. Own folders, the user's models."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvd import paths
+from kvd.config import Settings
+from kvd.engine.log import quiet_llama_log
+from kvd.errors import CancelledError, KvdError, UsageError
+
+if TYPE_CHECKING:
+    from kvd.bench.questions import BenchQuestion
+    from kvd.models.active import ActiveModel
+
+
+def main() -> int:
+    """Run one benchmark; the exit status."""
+    options = json.loads(sys.argv[1])
+    try:
+        _run(options)
+    except (KvdError, KeyboardInterrupt) as error:
+        fault = error if isinstance(error, KvdError) else CancelledError("interrupted")
+        if options["json"]:
+            print(json.dumps({"error": fault.to_json()}))
+        print(f"kvd: {fault.message}", file=sys.stderr)
+        if fault.hint:
+            print(f"hint: {fault.hint}", file=sys.stderr)
+        return fault.exit_code
+    return 0
+
+
+def _run(options: dict[str, Any]) -> None:
+    from kvd.bench import codec, questions
+    from kvd.models.active import active_model
+
+    quiet_llama_log()
+    model = active_model()
+    folder = Path(options["work"] or paths.cache_dir() / "bench")
+    sets = questions.read_sets(Path(options["questions"] or questions.default_folder()))
+    _live_in(folder)
+    asked = questions.selected(sets, folder / "checkouts", options["quick"], options["limit"])
+    if not asked:
+        raise UsageError("the question sets are empty", hint="see tests/bench/questions")
+    if options["kind"] == "codec":
+        _print(codec.measure(model, folder, Settings(), asked, _say), codec.lines, options)
+    else:
+        _run_kv(options, model, folder, asked)
+
+
+def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Sequence[BenchQuestion]) -> None:
+    from kvd.bench import kv, plots, report
+
+    settings = Settings(short_headers=options["short_headers"], recompute=options["wanted"]["recompute"])
+    _write_settings(settings)
+    run = kv.Run(model, folder, settings, options["command"], _say)
+    try:
+        result = run.measure(asked, kv.wanted(options["quick"], options["wanted"]))
+    finally:
+        run.close()
+    if options["plots"]:
+        for file in plots.draw(result, Path(options["plots"])):
+            _say(f"wrote {file}")
+    _print(result, report.lines, options)
+
+
+def _write_settings(settings: Settings) -> None:
+    """The daemon's settings are this process's own."""
+    file = paths.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"short_headers = {str(settings.short_headers).lower()}\nrecompute = {settings.recompute}\n")
+
+
+def _print(result: dict[str, Any], lines: Callable[[dict[str, Any]], Iterator[str]], options: dict[str, Any]) -> None:
+    print(json.dumps(result) if options["json"] else "\n".join(lines(result)))
+
+
+def _say(text: str) -> None:
+    print(f"kvd: {text}", file=sys.stderr, flush=True)
+
+
+def _live_in(folder: Path) -> None:
+    """Let this process and its daemon keep everything but models in `folder`."""
+    for kind in ("CACHE", "CONFIG", "STATE"):
+        os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
+    runtime = folder / "run"
+    runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
