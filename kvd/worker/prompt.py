@@ -1,5 +1,7 @@
 """The prompt: [shared prefix] { [fresh header] [body] }* [question and template end].
 
+The prefix is the chat template up to and with the instructions, and a piece of example code.
+
 Pieces are tokenized apart, so that neighbours never change a body's tokens. Only the template is parsed for
 special tokens: a file, a path or a question that holds `<|im_end|>` is plain text.
 """
@@ -18,7 +20,31 @@ INSTRUCTIONS = (
     "these pieces only: name the functions and classes in backticks, and put the number of the piece, such as [1], "
     "behind what it shows. If the pieces do not hold the answer, say so."
 )
-_OPENING = "Code:"
+_OPENING = """Code:
+
+[0] example/shapes.py:1-21 Shape
+class Shape:
+    \"\"\"Base of all shapes.\"\"\"
+
+    def __init__(self, name):
+        self.name = name
+
+    def area(self):
+        raise NotImplementedError
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Square(Shape):
+    def __init__(self, side):
+        super().__init__("square")
+        self.side = side
+
+    def area(self):
+        return self.side**2
+"""
+"""Ends the prefix. A body's KV is made behind it, and nearer to what it is behind other chunks when code precedes it."""
 HEADER_TOKENS = 96
 _LONGEST_NAMES = (120, 60, 30, 15)
 """Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""

@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_a_usage_error(rigs: Rigs) -> None:
 def test_a_long_limit_gives_way_to_the_code_in_a_small_context(rigs: Rigs, engine: LlamaEngine) -> None:
     rig = rigs()
     result = rig.answerer.answer(Question("Say: yes.", rig.pieces(), 600, 100_000), rig.listener())
-    assert tokens_of(result)["recalled"] > 100
+    assert tokens_of(result)["recalled"] > 50
     assert tokens_of(result)["generated"] <= engine.n_ctx // 2
 
 
