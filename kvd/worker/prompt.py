@@ -44,7 +44,7 @@ class Square(Shape):
     def area(self):
         return self.side**2
 """
-"""Ends the prefix. A body's KV is made behind it, and nearer to what it is behind other chunks when code precedes it."""
+"""Ends the prefix. A body's KV is made behind it, and nearer to what it is behind other chunks where code precedes."""
 HEADER_TOKENS = 96
 _LONGEST_NAMES = (120, 60, 30, 15)
 """Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""
