@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Measure kvd on real repositories. For its developers; takes minutes to hours.")
+app = typer.Typer()
 
 
 @app.callback()

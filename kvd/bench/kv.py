@@ -28,6 +28,9 @@ from kvd.worker.reuse import Reuse
 
 Say = Callable[[str], None]
 
+KVD, KVD_HALF = "kvd, INT4", "kvd, float16"
+"""kvd as it is, and with its blocks unquantized."""
+
 FLOOR = "full prefill, other batches"
 """What differs between two joint prefills of the same prompt."""
 
@@ -149,7 +152,7 @@ class Run:
 
 
 def _main_plans(recompute: int) -> list[Plan]:
-    return [Plan("kvd, INT4", INT4, recompute), Plan("kvd, float16", F16, recompute)]
+    return [Plan(KVD, INT4, recompute), Plan(KVD_HALF, F16, recompute)]
 
 
 def _other_plans(recompute: int) -> list[Plan]:

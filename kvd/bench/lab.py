@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,8 @@ from kvd.service.indexer import update_index
 from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.gate import divergence, forced_logits, greedy, log_softmax
 from kvd.worker.probe import NotMovableError, probe
-from kvd.worker.prompt import Piece, PromptBuilder, select
-from kvd.worker.reuse import Placed, Reuse, fingerprint, place
+from kvd.worker.prompt import Piece, PromptBuilder, joined, select
+from kvd.worker.reuse import Placed, Reuse, body_of, fingerprint, place
 
 ANSWER_TOKENS = 40
 """Longest part of the model's own answer that distributions are compared on."""
@@ -71,19 +70,17 @@ class Prompt:
     @property
     def chunks(self) -> list[int]:
         """Headers and bodies, one after the other."""
-        parts = zip(self.headers, (piece.body for piece in self.pieces), strict=True)
-        return [token for header, body in parts for token in (*header, *body)]
+        return joined(self.headers, self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """What the model says after a joint prefill: its answer's tokens and the logits before and after each, and the
-    reference answer's negative log-likelihood in nats a token. `seconds`: of the prefill, prefix and all."""
+    reference answer's negative log-likelihood in nats a token."""
 
     answer: tuple[int, ...]
     logits: Logits
     nll: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +158,14 @@ class Lab:
                 tuple(kept["answer"].tolist()),
                 kept["logits"].astype(np.float32),
                 float(kept["nll"]),
-                float(kept["seconds"]),
             )
 
     def _compute_reference(self, prompt: Prompt) -> Reference:
         tokens = [*self.prompts.prefix, *prompt.chunks]
-        started = perf_counter()
         decode_run(self.engine, tokens, 0, LIVE, _go_on)
-        self.engine.logits(decode_run(self.engine, prompt.ending, len(tokens), LIVE, _go_on, logits=True))
-        seconds = perf_counter() - started
-        self.engine.remove(LIVE, len(tokens))
         answer, _ = greedy(self.engine, len(tokens), prompt.ending, ANSWER_TOKENS, _go_on)
         rows, nll = read_out(self.engine, prompt, prompt.ending, len(tokens), answer)
-        return Reference(tuple(answer), rows, nll, seconds)
+        return Reference(tuple(answer), rows, nll)
 
     def whole_again(self, prompt: Prompt, reference: Reference) -> Outcome:
         """The same joint prefill in other batches: what batch shapes alone change."""
@@ -195,12 +187,12 @@ class Lab:
 
     def bodies(self, prompt: Prompt, head: str = "scope") -> list[Body]:
         """What is stored of a prompt's chunks."""
-        return [Body(self._head(piece, head), piece.body) for piece in prompt.pieces]
+        return [self._body(piece, head) for piece in prompt.pieces]
 
-    def _head(self, piece: Piece, kind: str) -> tuple[int, ...]:
-        if kind == "own":
-            return tuple(self.prompts.header(1, piece))
-        return self.prompts.neutral_header(piece.scope) if kind == "scope" else ()
+    def _body(self, piece: Piece, head: str) -> Body:
+        if head == "own":
+            return Body(tuple(self.prompts.header(1, piece)), piece.body)
+        return body_of(piece, self.prompts) if head == "scope" else Body((), piece.body)
 
     def fetch(
         self, reuse: Reuse, bodies: Sequence[Body], change: Callable[[torch.Tensor], torch.Tensor] = lambda kv: kv
@@ -289,7 +281,7 @@ def _save(file: Path, reference: Reference) -> None:
     # Shifted so that float16 has its finest steps where probabilities are; the distribution stays the same.
     logits = (reference.logits - reference.logits.max(axis=1, keepdims=True)).astype(np.float16)
     partial = file.with_suffix(".partial.npz")
-    np.savez(partial, answer=reference.answer, logits=logits, nll=reference.nll, seconds=reference.seconds)
+    np.savez(partial, answer=reference.answer, logits=logits, nll=reference.nll)
     partial.rename(file)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvd.bench.kv import KVD, KVD_HALF
 from kvd.bench.statistics import Estimate, mean, mean_difference, median
+from kvd.worker.answerer import LOAD_STEPS
 
 Rows = list[dict[str, Any]]
 
@@ -70,7 +72,7 @@ def _quality(title: str, rows: Rows) -> Iterator[str]:
 
 def _int4_cost(rows: Rows) -> Iterator[str]:
     by_name = {row["name"]: row for row in rows}
-    int4, half = by_name.get("kvd, INT4"), by_name.get("kvd, float16")
+    int4, half = by_name.get(KVD), by_name.get(KVD_HALF)
     if int4 and half:
         difference = mean_difference(column(int4, "kl"), column(half, "kl"))
         yield f"what INT4 adds to the KL of float16: {_interval(difference, 4)}"
@@ -97,7 +99,7 @@ def _speed(speed: dict[str, Any], kv_bytes: int) -> Iterator[str]:
 
 
 def load_ms(shot: dict[str, Any]) -> float:
-    return sum(float(shot["steps_ms"].get(name, 0.0)) for name in ("read", "decompress", "dequantize", "rotate", "set"))
+    return sum(float(shot["steps_ms"].get(name, 0.0)) for name in LOAD_STEPS)
 
 
 def _ratios(times: Rows) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Codec:
         """What a block's fingerprint says of its codec."""
         return f"{self.name}-v{VERSION}"
 
-    def _parts(self, shape: KVShape, tokens: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    def parts(self, shape: KVShape, tokens: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
         """Kind and shape of what a frame holds behind the token ids, for keys and again for values."""
         if self.grid is None:
             return [(torch.float16, (shape.n_layer, tokens, shape.width))]
@@ -128,7 +128,7 @@ class Payload:
         )
         for which in range(2):
             parts = []
-            for dtype, sizes in self.codec._parts(self.shape, len(self.tokens)):
+            for dtype, sizes in self.codec.parts(self.shape, len(self.tokens)):
                 end = offset + math.prod(sizes) * dtype.itemsize
                 parts.append(data[offset:end].view(dtype).view(sizes))
                 offset = end
@@ -162,7 +162,7 @@ def open_frame(frame: bytes, shape: KVShape) -> Payload:
         raise BlockError("frame of another model's shape")
     if not 0 < count <= BLOCK_TOKENS:
         raise BlockError(f"frame of {count} tokens")
-    parts = codec._parts(shape, count)
+    parts = codec.parts(shape, count)
     size = 4 * count + 2 * sum(math.prod(sizes) * dtype.itemsize for dtype, sizes in parts)
     try:
         data = bytearray(zstandard.ZstdDecompressor().decompress(body, max_output_size=size))

@@ -145,5 +145,6 @@ def _extract(wheel: Path, pattern: str, target: Path, limit: int) -> None:
                 file.flush()
                 os.fsync(file.fileno())
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        # NotImplementedError is what zipfile says of a compression that it lacks.
         raise DownloadError(f"{wheel.name} is damaged: {error}") from error
     unpacked.replace(target)

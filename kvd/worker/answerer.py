@@ -15,8 +15,8 @@ from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
-from kvd.worker.prompt import Piece, PromptBuilder, select
-from kvd.worker.reuse import Placed, Reuse, place
+from kvd.worker.prompt import Piece, PromptBuilder, joined, select
+from kvd.worker.reuse import Placed, Reuse, body_of, place
 
 LOAD_STEPS = ("read", "decompress", "dequantize", "rotate", "set")
 STEPS = (*LOAD_STEPS, "heads", "prefill", "question")
@@ -168,7 +168,7 @@ class _Turn:
             self._engine.share(PREFIX, LIVE)
         else:
             decode_run(self._engine, self._prompts.prefix, 0, LIVE, self._listener.step)
-        tokens = [token for piece, header in zip(pieces, headers, strict=True) for token in (*header, *piece.body)]
+        tokens = joined(headers, pieces)
         with self._spans.measure("prefill"):
             decode_run(self._engine, tokens, start, LIVE, self._listener.step)
         recalled = sum(len(piece.body) for piece in pieces)
@@ -178,7 +178,7 @@ class _Turn:
         """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
         reuse = self._reuse
         assert reuse is not None
-        bodies = [Body(self._prompts.neutral_header(piece.scope), piece.body) for piece in pieces]
+        bodies = [body_of(piece, self._prompts) for piece in pieces]
         try:
             stored = self._fetch(reuse, bodies)
         except PoolFullError:

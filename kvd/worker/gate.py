@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd.engine.llama import BatchToken, LlamaEngine, run
-from kvd.kv.pager import Body
 from kvd.types import Progress, ProgressCallback
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SLICE, SPARE, WORK, Step, decode_run
-from kvd.worker.prompt import Piece, PromptBuilder
-from kvd.worker.reuse import Reuse, place
+from kvd.worker.prompt import Piece, PromptBuilder, joined
+from kvd.worker.reuse import Reuse, body_of, place
 from kvd.worker.snippets import QUESTIONS, SNIPPETS
 
 MOST_KL, LEAST_TOP1 = 0.20, 0.80
@@ -158,8 +157,7 @@ class Gate:
         """The model's own answers after a prompt computed whole, and the logits before and after each token."""
         self._engine.share(PREFIX, LIVE)
         start = len(self._prompts.prefix)
-        parts = zip(self._headers, (piece.body for piece in self._pieces), strict=True)
-        tokens = [token for header, body in parts for token in (*header, *body)]
+        tokens = joined(self._headers, self._pieces)
         decode_run(self._engine, tokens, start, LIVE, self._step)
         told = [
             greedy(self._engine, start + len(tokens), ending, _ANSWER_TOKENS, self._step) for ending in self._endings
@@ -170,7 +168,7 @@ class Gate:
     def _measure(
         self, reuse: Reuse, recompute: int, answers: Sequence[Sequence[int]], reference: Sequence[Logits]
     ) -> Figures:
-        bodies = [Body(self._prompts.neutral_header(piece.scope), piece.body) for piece in self._pieces]
+        bodies = [body_of(piece, self._prompts) for piece in self._pieces]
         stored = reuse.pager.fetch(bodies)
         try:
             for index, body in enumerate(bodies):

@@ -107,6 +107,11 @@ class PromptBuilder:
         return asked + self._engine.tokenize(self._after, special=True)
 
 
+def joined(headers: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> list[int]:
+    """The tokens of all headers and bodies, one after the other."""
+    return [token for header, piece in zip(headers, pieces, strict=True) for token in (*header, *piece.body)]
+
+
 def _one_line(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name)
 

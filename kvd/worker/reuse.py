@@ -22,7 +22,7 @@ from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
 from kvd.worker.decoding import HEAD_BATCH, HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run
 from kvd.worker.probe import Movable
-from kvd.worker.prompt import PromptBuilder
+from kvd.worker.prompt import Piece, PromptBuilder
 
 
 def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = INT4) -> bytes:
@@ -62,6 +62,11 @@ class Placed:
     @property
     def fresh(self) -> list[int]:
         return [*self.header, *self.body[: self.recompute]]
+
+
+def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
+    """What is stored of a piece: its body, made behind a header that gives its scope."""
+    return Body(prompts.neutral_header(piece.scope), piece.body)
 
 
 def place(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from kvd.source.chunker import MAX_BYTES
 from kvd.source.content import read_content
@@ -11,8 +12,8 @@ def notebook(cells: list[dict[str, object]], **metadata: object) -> bytes:
     return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
 
-def code(source: object, outputs: object = ()) -> dict[str, object]:
-    return {"cell_type": "code", "metadata": {}, "outputs": list(outputs), "source": source}  # type: ignore[call-overload]
+def code(source: object, outputs: Iterable[object] = ()) -> dict[str, object]:
+    return {"cell_type": "code", "metadata": {}, "outputs": list(outputs), "source": source}
 
 
 def test_notebook_holds_sources_and_not_outputs() -> None:
