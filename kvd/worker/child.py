@@ -111,7 +111,8 @@ class Child:
         reuse, verdict = self._judged(number, engine, prompts, params)
         chosen = int(params["recompute"])
         recompute = min(chosen, MAX_RECOMPUTE) if chosen >= 0 else verdict.recompute
-        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off")
+        residents = int(params["resident_prompts"])
+        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off", residents)
         return {
             "model": params["model_name"],
             "n_ctx": engine.n_ctx,
@@ -215,7 +216,7 @@ class Child:
     def _stats(self, number: int, params: Message) -> Message:
         return {
             "pool": self._pool.stats() if self._pool else {},
-            "cells": {"total": self._engine.n_ctx if self._engine else 0},
+            "cells": self._answerer.resident.stats() if self._answerer else {},
         }
 
 
