@@ -15,7 +15,6 @@ import apsw
 
 from kvd.errors import StoreError
 from kvd.kv.eviction import Evicted, evict
-from kvd.paths import bytes_on_disk
 
 _FRAME_HEADER = 24
 _INDEX_STEP = 32 << 10
@@ -55,14 +54,14 @@ class Space:
         if self._in_use() > goal:
             self._evict_to(goal - limit // _SLACK, spare)
         self._give_back(limit)
-        self.trim_log(cap - limit - log)
+        self.trim_log(max(self._log_share - log, 0))
         if not self._fits(growth, log, cap) and not (self.checkpoint() and self._fits(growth, log, cap)):
             raise StoreError("no room: a reader holds the log, or all that is stored is needed")
 
     def _fits(self, growth: int, log: int, cap: int) -> bool:
         """Would the files stay below `cap` while they take `growth` bytes of frames and `log` bytes of log?"""
-        now = self._path.stat().st_size
-        return bytes_on_disk(self._path) - now + max(now, self._in_use() + growth) + log <= cap
+        file = max(self._path.stat().st_size, self._in_use() + growth)
+        return file + self._with_index(self._log_bytes() + log) <= cap
 
     def shrink(self, cap: int) -> None:
         """Bring the files under `cap` and give all free pages back to the file system, as far as readers let it."""
@@ -87,19 +86,20 @@ class Space:
         return not busy
 
     def _logged(self, growth: int, rows: int) -> int:
-        """Most bytes of log and of its index for rows whose frames take `growth` bytes of file."""
+        """Most bytes of log for rows whose frames take `growth` bytes of file."""
         pages = growth // self._page
         # Each new page may have its entry in another page of the pointer map.
         maps = min(pages, self._pages() // (self._page // 5) + 1)
-        return self._with_index((pages + maps + rows * _ROW_PAGES) * (self._page + _FRAME_HEADER))
+        return (pages + maps + rows * _ROW_PAGES) * (self._page + _FRAME_HEADER)
 
     def _with_index(self, log: int) -> int:
-        return log + _INDEX_STEP * (1 + log // (self._page << 12))
+        """Bytes of a log and of its index, which never gets smaller while the file is open."""
+        return log + max(_size(f"{self._path}-shm"), _INDEX_STEP * (1 + log // (self._page << 12)))
 
     def _file_limit(self, cap: int, log: int) -> int:
         """Bytes that the file itself may have when a transaction of `log` bytes comes."""
         self._log_share = min(_MOST_LOG, cap // 8)
-        return cap - max(self._with_index(self._log_share), log)
+        return cap - self._with_index(max(self._log_share, log))
 
     def _evict_to(self, goal: int, spare: Collection[bytes]) -> None:
         """Delete in batches of half the log's share until the pages in use fit, or nothing more can go."""
@@ -132,5 +132,11 @@ class Space:
         return (self._pages() - self._free_pages()) * self._page
 
     def _log_bytes(self) -> int:
-        log = Path(f"{self._path}-wal")
-        return log.stat().st_size if log.exists() else 0
+        return _size(f"{self._path}-wal")
+
+
+def _size(file: str) -> int:
+    try:
+        return Path(file).stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,10 +1,11 @@
 """Random writes, touches, drops, evictions and vacuums of one store, in a process that may die at any write to disk.
 
-    python mortal_store.py STORE FRAMES SEED STEPS FATAL
+    python mortal_store.py STORE FRAMES SEED STEPS FATAL ROOMY TIGHT
 
 FRAMES is a JSON list of chains, each a list of `[key, parent, tokens, data]` (hex, but for the number). Every step
 prints two lines of JSON: what will be done, and, when that is committed, which keys are stored and what the most on
-disk was. Before the write numbered FATAL (0: never) half of its bytes are written and the process kills itself.
+disk was. Before the write numbered FATAL (0: never) half of its bytes are written and the process kills itself. ROOMY
+and TIGHT are caps.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from kvd.errors import StoreError
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.paths import bytes_on_disk
 
-ROOMY, TIGHT = 50_000_000, 1_000_000
 STORE, FRAMES = Path(sys.argv[1]), Path(sys.argv[2])
-SEED, STEPS, FATAL = (int(argument) for argument in sys.argv[3:6])
+SEED, STEPS, FATAL, ROOMY, TIGHT = (int(argument) for argument in sys.argv[3:8])
 SYSTEM = apsw.vfs_names()[0]
 writes = most_on_disk = 0
 
