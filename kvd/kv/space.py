@@ -20,6 +20,7 @@ _FRAME_HEADER = 24
 _INDEX_STEP = 32 << 10
 """The log's index grows by so much for each 4,096 pages of log, the first at once."""
 _MOST_LOG = 64 << 20
+_LOG_UNCAPPED = 4 << 20
 _ROW_PAGES = 6
 """Pages of tables and indexes that one row's writing or deleting may change, besides those of its frame."""
 _EMPTY_PAGES = 16
@@ -37,7 +38,8 @@ class Space:
     def __init__(self, db: apsw.Connection, path: Path, since: float) -> None:
         self._db, self._path, self._since = db, path, since
         self._page: int = db.pragma("page_size")
-        self._log_share = 4 << 20
+        # As of a cap that the file just keeps, until a write says what it is.
+        self._log_share = min(_LOG_UNCAPPED, path.stat().st_size // 8)
         self.evicted = Evicted()
 
     def make_room(self, sizes: Sequence[int], cap: int, spare: Collection[bytes]) -> None:

@@ -153,6 +153,12 @@ class BlockStore:
             raise StoreError("the KV store is open for reading only")
         return self._db, self._space
 
+    def _with_short_log(self) -> apsw.Connection:
+        db, space = self._writer()
+        if not space.trim_log():
+            raise StoreError(f"{self.path} is not changed: a reader holds the log")
+        return db
+
     def get(self, keys: Sequence[bytes], fingerprint: bytes) -> dict[bytes, bytes]:
         """The frames of those `keys` that are stored under `fingerprint`. Unreadable pages count as missing."""
         if self._readonly:
@@ -197,17 +203,14 @@ class BlockStore:
                     add_timing(db, block.fingerprint, block.tokens, block.seconds)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Count a use of the blocks at `keys`, now. Raises `StoreError` when a reader keeps the log too long for it."""
-        db, space = self._writer()
-        if not space.trim_log():
-            raise StoreError("uses are not counted: a reader holds the log")
+        """Count a use of the blocks at `keys`, now. Raises `StoreError` while a reader holds a log that is too long."""
+        db = self._with_short_log()
         with db:
             use(db, keys, self._clock())
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Delete blocks, and with them those that continue them."""
-        db, space = self._writer()
-        space.trim_log()
+        """Delete blocks, and with them those that continue them. Raises as `touch` does."""
+        db = self._with_short_log()
         with db:
             drop_with_rest(db, keys)
 
