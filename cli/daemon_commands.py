@@ -94,8 +94,10 @@ def gc(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(result))
         return
-    store = result["store"]
+    store, removed = result["store"], result["removed"]
+    reasons = (("foreign", "of other models"), ("cap", "to keep the cap"), ("damaged", "damaged"))
+    gone = "".join(f", {removed[name]:,} blocks {words}" for name, words in reasons if removed[name])
     typer.echo(
-        f"freed {file_size(result['freed_bytes'])}; the store has {file_size(store.get('file_bytes', 0))}"
+        f"freed {file_size(result['freed_bytes'])}{gone}; the store has {file_size(store.get('file_bytes', 0))}"
         f" of at most {file_size(store['cap_bytes'])}"
     )

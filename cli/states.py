@@ -12,8 +12,7 @@ def without_daemon() -> dict[str, Any]:
     from kvd import paths
     from kvd.config import load_settings
 
-    file = paths.store_file()
-    size = file.stat().st_size if file.exists() else 0
+    size = paths.bytes_on_disk(paths.store_file())
     return {"running": False, "store": {"file_bytes": size, "cap_bytes": load_settings().store_bytes}}
 
 
@@ -84,7 +83,9 @@ def _store_line(store: dict[str, Any]) -> str:
     line = f"store    {file_size(store.get('file_bytes', 0))} of {file_size(store['cap_bytes'])}"
     if "blocks" in store:
         line += f", {store['blocks']:,} blocks"
-    for name, words in (("lost_blocks", "not written"), ("corrupt_blocks", "dropped as damaged")):
+    if other := store.get("other", {}).get("blocks"):
+        line += f" ({other:,} of other models)"
+    for name, words in (("lost_blocks", "not written"), ("dropped_damaged", "dropped as damaged")):
         if store.get(name):
             line += f", {store[name]:,} {words}"
     return line

@@ -38,7 +38,7 @@ class Settings:
     pool_bytes: int = 0
     """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB, at least one full context."""
     store_bytes: int = 8_000_000_000
-    """Hard cap of the cold store's file."""
+    """Hard cap of all that the cold store has on disk."""
     idle_minutes: int = 30
     """The model is unloaded after so long without a question; 0: never."""
     max_file_bytes: int = 1_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from kvd.errors import UnavailableError
@@ -57,6 +58,15 @@ def models_dir() -> Path:
 def store_file() -> Path:
     """The cold KV store, one for a user."""
     return cache_dir() / "kv.db"
+
+
+def bytes_on_disk(database: Path) -> int:
+    """What an SQLite file takes with its write-ahead log and the log's index."""
+    total = 0
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            total += Path(f"{database}{suffix}").stat().st_size
+    return total
 
 
 def gate_file() -> Path:

@@ -1,14 +1,16 @@
 """The cold tier: encoded KV blocks in one SQLite file, under their content addresses.
 
 One process writes (the daemon); engine children read through connections of their own (WAL). A row carries
-everything that is needed to check it, so that a damaged one is skipped, never used.
+everything that is needed to check it, so that a damaged one is skipped, never used. `kvd.kv.eviction` says which
+blocks leave, `kvd.kv.space` when.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +18,15 @@ from typing import Any
 import apsw
 
 from kvd.errors import StoreError
+from kvd.kv.eviction import IN_USE, Evicted, add_timing, drop_with_rest, mark_models, use
+from kvd.kv.schema import SCHEMA_VERSION, prepare
+from kvd.kv.space import BUSY_MS, Space
+from kvd.paths import bytes_on_disk
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE blocks (
-    key         BLOB PRIMARY KEY,
-    parent      BLOB NOT NULL,
-    fingerprint BLOB NOT NULL,
-    tokens      INTEGER NOT NULL,
-    size        INTEGER NOT NULL,
-    used_at     REAL NOT NULL,
-    data        BLOB NOT NULL
-) STRICT;
-CREATE INDEX blocks_by_use ON blocks (used_at);
-"""
-_COLUMNS = {"key", "parent", "fingerprint", "tokens", "size", "used_at", "data"}
+DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError)
+"""What SQLite says of a file that is damaged, or whose tables are not those of `kvd.kv.schema`."""
 
-DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)
-"""What SQLite says of a file that is damaged, or whose tables are not those of `_SCHEMA`."""
+__all__ = ["DAMAGE", "BlockStore", "Evicted", "StoredBlock"]
 
 _BATCH = 200
 """Keys in one statement: below SQLite's oldest limit of 999 variables."""
@@ -41,27 +34,40 @@ _BATCH = 200
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One encoded block. `data` is the codec's frame, with its own header and checksum."""
+    """One encoded block. `data` is the codec's frame, with its own header and checksum.
+
+    `parent` is the key of the block that it continues. `seconds` is what its prefill took (0.0: not known).
+    """
 
     key: bytes
     parent: bytes
     fingerprint: bytes
     tokens: int
     data: bytes
+    seconds: float = 0.0
 
 
 class BlockStore:
     """Raises `StoreError` when the file is newer than this program or can't be opened.
 
     A writer that finds the file damaged sets it aside and starts a new one: blocks are a cache. A reader of a
-    file that does not exist (nothing stored yet) sees no blocks.
+    file that does not exist (nothing stored yet) or can't be opened sees no blocks. Models used at `since` (in
+    seconds of `clock`; else when this is opened) or later count as current, and so does the one that was used last.
     """
 
-    def __init__(self, path: Path, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        readonly: bool = False,
+        since: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.path = path
-        self._readonly = readonly
+        self._readonly, self._clock = readonly, clock
+        self._since = clock() if since is None else since
         self._inode = 0
         self._db: apsw.Connection | None = None
+        self._space: Space | None = None
         self.rebuilt = ""
         """Why the file was made anew, or ""."""
         if readonly:
@@ -72,9 +78,10 @@ class BlockStore:
     def _open_reader(self) -> None:
         if not self.path.exists():
             return
-        db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-        db.set_busy_timeout(2_000)
-        self._db = db
+        with suppress(apsw.CantOpenError):
+            db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+            db.set_busy_timeout(2_000)
+            self._db = db
 
     def _follow_file(self) -> None:
         """Open the file that is there now: the writer may have made it since, or replaced a damaged one."""
@@ -82,16 +89,16 @@ class BlockStore:
         if inode != self._inode:
             self.close()
             self._open_reader()
-            self._inode = inode
+            self._inode = inode if self._db is not None else 0
 
     def _open_writer(self) -> None:
         try:
-            self._db = self._connect()
-        except DAMAGE as error:
-            self.start_anew(error)
-        except apsw.Error as error:
+            try:
+                self._connect()
+            except DAMAGE as error:
+                self.start_anew(error)
+        except (apsw.Error, OSError) as error:
             raise StoreError(f"can't open {self.path}: {error}", hint="check the disk, or remove the file") from error
-        self._inode = self._file_inode()
 
     def start_anew(self, reason: object) -> None:
         """Remove a damaged file and make a new one: blocks are a cache."""
@@ -99,8 +106,7 @@ class BlockStore:
         self.rebuilt = f"{self.path.name} was damaged ({reason})"
         for suffix in ("-wal", "-shm", ""):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        self._db = self._connect()
-        self._inode = self._file_inode()
+        self._connect()
 
     @property
     def is_current(self) -> bool:
@@ -113,48 +119,45 @@ class BlockStore:
         except OSError:
             return 0
 
-    def _connect(self) -> apsw.Connection:
+    def _connect(self) -> None:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         db = apsw.Connection(str(self.path))
         try:
-            db.set_busy_timeout(10_000)
+            db.set_busy_timeout(BUSY_MS)
             if fresh:
                 # Works only before the first table is made.
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._refuse_newer(db)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-            self._migrate(db)
+            prepare(db)
+            self._space = Space(db, self.path, self._since)
         except BaseException:
             db.close()
             raise
-        return db
+        self._db = db
+        self._inode = self._file_inode()
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         version = db.pragma("user_version")
-        if version > _SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer kvd (format {version})",
                 hint="upgrade kvd, or remove the file",
             )
 
-    def _migrate(self, db: apsw.Connection) -> None:
-        if db.pragma("user_version") == 0:
-            db.execute("DROP TABLE IF EXISTS blocks")
-            with db:
-                db.execute(_SCHEMA)
-                db.pragma("user_version", _SCHEMA_VERSION)
-        found = {row[1] for row in db.execute("PRAGMA table_info(blocks)")}
-        if found != _COLUMNS:
-            raise apsw.CorruptError(f"the table's columns are {sorted(map(str, found))}")
-        db.execute("SELECT key FROM blocks ORDER BY used_at LIMIT 1").fetchall()
-
-    def _writer(self) -> apsw.Connection:
-        if self._db is None or self._readonly:
+    def _writer(self) -> tuple[apsw.Connection, Space]:
+        if self._db is None or self._space is None:
             raise StoreError("the KV store is open for reading only")
-        return self._db
+        return self._db, self._space
+
+    def _with_short_log(self) -> apsw.Connection:
+        db, space = self._writer()
+        if not space.trim_log():
+            raise StoreError(f"{self.path} is not changed: a reader holds the log")
+        return db
 
     def get(self, keys: Sequence[bytes], fingerprint: bytes) -> dict[bytes, bytes]:
         """The frames of those `keys` that are stored under `fingerprint`. Unreadable pages count as missing."""
@@ -173,88 +176,88 @@ class BlockStore:
                 continue
         return found
 
-    def put(self, blocks: Sequence[StoredBlock]) -> None:
-        """Store or replace `blocks` in one transaction."""
-        now = time.time()
-        db = self._writer()
+    def put(self, blocks: Sequence[StoredBlock], cap_bytes: int | None = None) -> None:
+        """Store or replace `blocks` in one transaction. Writing counts as a use.
+
+        With a cap, room is made first: what is on disk stays below it. Raises `StoreError` when they can't fit.
+        """
+        db, space = self._writer()
+        now = self._clock()
+        space.trim_log()
+        if cap_bytes is not None:
+            with db:
+                # Before room is made, so that a model's own blocks are not taken for another's.
+                mark_models(db, {block.fingerprint for block in blocks}, now, self._since)
+            needed = {key for block in blocks for key in (block.parent, block.key)}
+            space.make_room([len(block.data) for block in blocks], cap_bytes, needed)
         with db:
             db.executemany(
-                "INSERT OR REPLACE INTO blocks (key, parent, fingerprint, tokens, size, used_at, data)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO blocks (key, parent, fingerprint, tokens, size, written_at, data)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+                " SET size = excluded.size, written_at = excluded.written_at, data = excluded.data",
                 [(b.key, b.parent, b.fingerprint, b.tokens, len(b.data), now, b.data) for b in blocks],
             )
+            use(db, [block.key for block in blocks], now)
+            for block in blocks:
+                if block.seconds > 0:
+                    add_timing(db, block.fingerprint, block.tokens, block.seconds)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark `keys` as used now."""
-        now = time.time()
-        db = self._writer()
+        """Count a use of the blocks at `keys`, now. Raises `StoreError` while a reader holds a log that is too long."""
+        db = self._with_short_log()
         with db:
-            db.executemany("UPDATE blocks SET used_at = ? WHERE key = ?", [(now, key) for key in keys])
+            use(db, keys, self._clock())
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        db = self._writer()
+        """Delete blocks, and with them those that continue them. Raises as `touch` does."""
+        db = self._with_short_log()
         with db:
-            db.executemany("DELETE FROM blocks WHERE key = ?", [(key,) for key in keys])
+            drop_with_rest(db, keys)
 
     def gc(self, cap_bytes: int) -> int:
-        """Bring the file to at most `cap_bytes`, least recently used blocks first; the bytes given back.
-
-        The cap is on the whole file, not on its payload. Deletion goes on until the pages in use fit, then the
-        free pages are returned to the file system.
-        """
-        db = self._writer()
+        """Bring what is on disk to at most `cap_bytes`, and give back all free pages; the bytes given back."""
         before = self.file_bytes()
-        page_size = db.pragma("page_size")
-
-        def in_use() -> int:
-            return int((db.pragma("page_count") - db.pragma("freelist_count")) * page_size)
-
-        while (excess := in_use() - cap_bytes) > 0:
-            victims = list(_oldest(db, excess))
-            if not victims:
-                break
-            self.drop(victims)
-        db.execute("PRAGMA incremental_vacuum").fetchall()
-        self.checkpoint()
+        self._writer()[1].shrink(cap_bytes)
         return max(0, before - self.file_bytes())
+
+    def take_evicted(self) -> Evicted:
+        """How many blocks had to leave since the last call."""
+        space = self._writer()[1]
+        evicted, space.evicted = space.evicted, Evicted()
+        return evicted
 
     def checkpoint(self) -> None:
         """Move what is in the write-ahead log to the file, and empty the log."""
-        self._writer().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._writer()[1].checkpoint()
 
     def file_bytes(self) -> int:
-        """Bytes of the file and its write-ahead log on disk."""
-        return sum(file.stat().st_size for file in (self.path, Path(f"{self.path}-wal")) if file.exists())
+        """Bytes on disk, with the write-ahead log and its index."""
+        return bytes_on_disk(self.path)
 
     def stats(self) -> dict[str, Any]:
-        """`{"blocks", "tokens", "payload_bytes", "file_bytes"}`."""
-        if self._db is None:
-            return {"blocks": 0, "tokens": 0, "payload_bytes": 0, "file_bytes": 0}
-        row = self._db.execute("SELECT count(*), total(tokens), total(size) FROM blocks").get
-        blocks, tokens, size = row if isinstance(row, tuple) else (0, 0, 0)
-        return {
-            "blocks": int(blocks),
-            "tokens": int(tokens),
-            "payload_bytes": int(size),
-            "file_bytes": self.file_bytes(),
-        }
+        """`{"blocks", "tokens", "payload_bytes", "file_bytes", "current", "other"}`.
+
+        `current` and `other` have `models`, `blocks`, `tokens` and `bytes` of the models in use and of the others.
+        A file that no writer has opened since an older version wrote it has only `file_bytes`.
+        """
+        parts = {name: {"models": 0, "blocks": 0, "tokens": 0, "bytes": 0} for name in ("current", "other")}
+        if self._db is not None:
+            if self._db.pragma("user_version") != SCHEMA_VERSION:
+                return {"file_bytes": self.file_bytes()}
+            for current, *figures in self._db.execute(
+                f"SELECT {IN_USE}, blocks, tokens, size FROM models WHERE blocks > 0", (self._since,)
+            ):
+                part = parts["current" if current else "other"]
+                for name, value in zip(part, (1, *figures), strict=True):
+                    part[name] += int(value)
+        blocks, tokens, size = (sum(part[name] for part in parts.values()) for name in ("blocks", "tokens", "bytes"))
+        return {"blocks": blocks, "tokens": tokens, "payload_bytes": size, "file_bytes": self.file_bytes(), **parts}
 
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
-            self._db = None
+        self._db = self._space = None
 
 
 def _batches(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
     return (keys[start : start + _BATCH] for start in range(0, len(keys), _BATCH))
-
-
-def _oldest(db: apsw.Connection, excess: int) -> Iterator[bytes]:
-    """Keys of the least recently used blocks whose frames hold at least `excess` bytes together."""
-    taken = 0
-    rows: list[tuple[bytes, int]] = db.execute("SELECT key, size FROM blocks ORDER BY used_at LIMIT 1000").fetchall()  # type: ignore[assignment]  # STRICT columns have these types
-    for key, size in rows:
-        if taken >= excess:
-            return
-        taken += size
-        yield key

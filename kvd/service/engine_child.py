@@ -204,7 +204,7 @@ def _blocks(entries: list[dict[str, Any]], blob: bytes) -> list[StoredBlock]:
     for entry in entries:
         key, parent, fingerprint = (bytes.fromhex(entry[name]) for name in ("key", "parent", "fingerprint"))
         data = blob[start : start + entry["size"]]
-        blocks.append(StoredBlock(key, parent, fingerprint, entry["tokens"], data))
+        blocks.append(StoredBlock(key, parent, fingerprint, entry["tokens"], data, entry["seconds"]))
         start += entry["size"]
     return blocks
 

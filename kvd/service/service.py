@@ -89,8 +89,9 @@ class Service:
 
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap."""
-        freed = await asyncio.to_thread(self._writer.gc)
-        return {"freed_bytes": freed, "store": await self._store_state()}
+        done = await asyncio.to_thread(self._writer.gc)
+        removed = {"cap": done.cap, "foreign": done.foreign, "damaged": done.damaged}
+        return {"freed_bytes": done.freed_bytes, "removed": removed, "store": await self._store_state()}
 
     async def status(self) -> dict[str, Any]:
         """What is there and what goes on; answers within about a second whatever goes on."""
@@ -117,7 +118,7 @@ class Service:
 
     async def _store_state(self, settings: Settings | None = None) -> dict[str, Any]:
         settings = settings or _settings_or_fault()[0]
-        stored = await _within(asyncio.to_thread(_read_store)) or {}
+        stored = await _within(asyncio.to_thread(_read_store, self._writer.since)) or {}
         return {**stored, **self._writer.counts(), "cap_bytes": settings.store_bytes}
 
     async def unload_if_idle(self) -> None:
@@ -143,8 +144,8 @@ def _settings_or_fault() -> tuple[Settings, str]:
         return Settings(), error.message
 
 
-def _read_store() -> dict[str, Any]:
-    store = BlockStore(paths.store_file(), readonly=True)
+def _read_store(since: float) -> dict[str, Any]:
+    store = BlockStore(paths.store_file(), readonly=True, since=since)
     try:
         return store.stats()
     finally:

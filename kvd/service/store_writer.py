@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -20,7 +21,7 @@ from typing import Any
 import apsw
 
 from kvd.errors import KvdError, StoreError
-from kvd.kv.store import DAMAGE, BlockStore, StoredBlock
+from kvd.kv.store import DAMAGE, BlockStore, Evicted, StoredBlock
 
 _log = logging.getLogger(__name__)
 
@@ -37,25 +38,42 @@ class _Task:
     future: Future[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """Bytes given back, and the blocks that left for it: to keep the cap, of models in use and of others ("foreign").
+
+    `damaged` are those dropped since the last cleanup.
+    """
+
+    freed_bytes: int
+    cap: int
+    foreign: int
+    damaged: int
+
+
 class StoreWriter:
     """All methods may be called from any thread; `put`, `touch` and `drop` return at once."""
 
     def __init__(self, path: Path, cap: Callable[[], int], max_pending: int = MAX_PENDING) -> None:
-        """`cap` gives the file's limit in bytes; it is asked again after every write."""
+        """`cap` gives the limit in bytes of all that is on disk; it is asked again before every write."""
         self.path = path
+        self.since = time.time()
+        """Models used from then on are in use."""
         self._cap = cap
         self._last_cap: int | None = None
         self._max_pending = max_pending
         self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending_bytes = 0
-        self._counts = {"written_blocks": 0, "lost_blocks": 0, "corrupt_blocks": 0}
+        names = ("written_blocks", "lost_blocks", "dropped_damaged", "evicted_cap", "evicted_foreign")
+        self._counts = dict.fromkeys(names, 0)
+        self._damaged_before = 0
         self._store: BlockStore | None = None
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     def put(self, blocks: list[StoredBlock]) -> None:
-        """Store `blocks`, then bring the file under its cap."""
+        """Make room for `blocks` under the cap, then store them."""
         size = sum(len(block.data) for block in blocks)
         with self._lock:
             full = self._pending_bytes + size > self._max_pending
@@ -64,33 +82,38 @@ class StoreWriter:
             return
 
         def job(store: BlockStore) -> None:
-            store.put(blocks)
+            store.put(blocks, self._cap_or_none())
             self._count("written_blocks", len(blocks))
-            self._enforce_cap(store)
 
         self._submit(job, len(blocks), size)
 
     def touch(self, keys: list[bytes]) -> None:
-        """Mark blocks as used now."""
+        """Count a use of blocks, now."""
         self._submit(lambda store: store.touch(keys))
 
     def drop(self, keys: list[bytes]) -> None:
         """Delete blocks that a reader found to be corrupt."""
-        self._count("corrupt_blocks", len(keys))
+        self._count("dropped_damaged", len(keys))
         self._submit(lambda store: store.drop(keys))
 
-    def gc(self, timeout: float | None = None) -> int:
-        """Bring the file under its cap; the bytes given back. Raises `StoreError` when that is impossible."""
+    def gc(self, timeout: float | None = None) -> Cleanup:
+        """Bring the store under its cap and give back what is free. Raises `StoreError` when that is impossible."""
 
-        def job(store: BlockStore) -> int:
-            return store.gc(self._cap_bytes())
+        def job(store: BlockStore) -> Cleanup:
+            freed = store.gc(self._cap_bytes())
+            evicted = self._note_evicted(store)
+            with self._lock:
+                damaged = self._counts["dropped_damaged"]
+            damaged, self._damaged_before = damaged - self._damaged_before, damaged
+            return Cleanup(freed, evicted.cap, evicted.foreign, damaged)
 
         try:
-            return int(self._submit(job).result(timeout))
+            cleanup: Cleanup = self._submit(job).result(timeout)
         except FutureTimeoutError:
             raise StoreError("the KV store is busy", hint="try again later") from None
         except (apsw.Error, OSError) as error:
             raise StoreError(f"can't clean up {self.path}: {error}", hint="check the disk") from error
+        return cleanup
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything handed over so far is on disk or lost; false when that takes too long."""
@@ -111,7 +134,11 @@ class StoreWriter:
         self._thread.join(timeout)
 
     def counts(self) -> dict[str, int]:
-        """`{"pending_bytes", "written_blocks", "lost_blocks", "corrupt_blocks"}` since the start."""
+        """`pending_bytes`, and since the start:
+
+        `written_blocks`, `lost_blocks` (not written), `dropped_damaged` (found damaged when read), and what left to
+        keep the cap, `evicted_cap` of models in use, `evicted_foreign` of others.
+        """
         with self._lock:
             return {"pending_bytes": self._pending_bytes, **self._counts}
 
@@ -139,26 +166,38 @@ class StoreWriter:
                 raise
         return self._last_cap
 
-    def _enforce_cap(self, store: BlockStore) -> None:
+    def _cap_or_none(self) -> int | None:
         try:
-            cap = self._cap_bytes()
+            return self._cap_bytes()
         except KvdError:
             # The blocks are written; the next write that can read the settings makes good for it.
-            return
-        if store.file_bytes() > cap:
-            freed = store.gc(cap)
-            _log.info("KV store: over its cap of %d bytes, gave back %d", cap, freed)
+            return None
+
+    def _note_evicted(self, store: BlockStore) -> Evicted:
+        evicted = store.take_evicted()
+        if evicted.cap or evicted.foreign:
+            self._count("evicted_cap", evicted.cap)
+            self._count("evicted_foreign", evicted.foreign)
+            _log.info("KV store: %d blocks left to keep the cap, %d of other models", evicted.cap, evicted.foreign)
+        return evicted
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             try:
-                task.future.set_result(task.job(self._opened()))
+                task.future.set_result(self._done(task.job))
             except Exception as error:
                 self._failed(task, error)
             finally:
                 with self._lock:
                     self._pending_bytes -= task.size
         self._close_store()
+
+    def _done(self, job: _Job) -> Any:
+        store = self._opened()
+        try:
+            return job(store)
+        finally:
+            self._note_evicted(store)
 
     def _failed(self, task: _Task, error: Exception) -> None:
         if task.blocks or not isinstance(error, KvdError):
@@ -181,7 +220,7 @@ class StoreWriter:
             _log.warning("KV store: %s was removed or replaced", self.path.name)
             self._close_store()
         if self._store is None:
-            self._store = BlockStore(self.path)
+            self._store = BlockStore(self.path, since=self.since)
             if self._store.rebuilt:
                 _log.warning("KV store: %s; started a new one", self._store.rebuilt)
         return self._store

@@ -232,6 +232,7 @@ def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:
             "fingerprint": frame.fingerprint.hex(),
             "tokens": frame.tokens,
             "size": len(frame.data),
+            "seconds": frame.seconds,
         }
         for frame in frames
     ]

@@ -101,9 +101,11 @@ class Reuse:
     def compute(self, body: Body, step: Step) -> tuple[Fetched, list[StoredBlock]]:
         """Prefill a body and store it; `step` may cancel."""
         started = perf_counter()
-        computed = self.pager.add(body, self.prefill(body, step))
-        self.pager.costs.prefill.observe(len(body.tokens), perf_counter() - started)
-        return computed
+        fetched, frames = self.pager.add(body, self.prefill(body, step))
+        seconds = perf_counter() - started
+        self.pager.costs.prefill.observe(len(body.tokens), seconds)
+        rate = seconds / len(body.tokens)
+        return fetched, [replace(frame, seconds=frame.tokens * rate) for frame in frames]
 
     def prefill(self, body: Body, step: Step) -> torch.Tensor:
         """A body's KV behind the shared prefix and its head: `[n_layer, 2, tokens, width]`, keys at position 0."""

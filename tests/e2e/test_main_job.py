@@ -136,7 +136,7 @@ def test_a_corrupted_row_is_dropped_and_computed_again(kvd: Kvd, repository: Pat
     assert again["answer"] == first["answer"]
     assert 0 < again["tokens"]["prefilled"] <= again["tokens"]["recalled"]
     store = kvd.json("status")["store"]
-    assert store["corrupt_blocks"] == 1
+    assert store["dropped_damaged"] == 1
     assert store["blocks"] == stored
     assert ask(kvd, repository)["tokens"]["prefilled"] == 0
 

@@ -63,7 +63,7 @@ def answer(number: int, text: str, chunks: int) -> None:
 
 
 def store_events() -> None:
-    entry = {"parent": "00", "fingerprint": "ff", "tokens": 2}
+    entry = {"parent": "00", "fingerprint": "ff", "tokens": 2, "seconds": 0.1}
     blocks = [{**entry, "key": "aa", "size": 3}, {**entry, "key": "bb", "size": 4}]
     send({"event": "blocks", "data": {"blocks": blocks}}, b"onefour")
     send({"event": "touch", "data": {"keys": ["aa"]}})

@@ -5,6 +5,8 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -74,7 +76,7 @@ def test_dropped_blocks_are_gone(path: Path) -> None:
     assert list(writer.get(keys(b"a", b"b"), WHOSE)) == keys(b"b")
 
 
-def test_the_cap_holds_for_the_file_and_the_oldest_leave(path: Path) -> None:
+def test_gc_brings_all_files_under_the_cap_and_the_oldest_leave(path: Path) -> None:
     writer = BlockStore(path)
     for index in range(60):
         writer.put([block(f"{index}".encode(), 50_000)])
@@ -169,7 +171,7 @@ def damage_page(path: Path, name: str) -> None:
 
 
 def spoil(path: Path, how: str) -> None:
-    if how in ("blocks", "blocks_by_use"):
+    if " " not in how:
         damage_page(path, how)
         return
     db = apsw.Connection(str(path))
@@ -181,9 +183,17 @@ def spoil(path: Path, how: str) -> None:
     "how",
     [
         "blocks",
-        "blocks_by_use",
+        "blocks_by_parent",
+        "sqlite_autoindex_blocks_1",
+        "models",
+        "usage",
+        "usage_by_value",
         "DROP TABLE blocks",
-        "ALTER TABLE blocks DROP COLUMN parent",
+        "DROP TABLE usage",
+        "DROP TRIGGER block_added",
+        "DELETE FROM usage",
+        "INSERT INTO usage VALUES (CAST('new-----------------------------' AS BLOB), 1, 0, 0, 0, 0)",
+        "ALTER TABLE models DROP COLUMN seconds",
         "PRAGMA user_version = 0",
     ],
 )
@@ -208,3 +218,138 @@ def test_a_removed_file_is_noticed(path: Path) -> None:
     assert writer.is_current
     path.unlink()
     assert not writer.is_current
+
+
+def held_reader(path: Path) -> apsw.Connection:
+    """Another connection in the middle of a read."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db.execute("BEGIN")
+    db.execute("SELECT count(*) FROM blocks").fetchall()
+    return db
+
+
+def test_readers_that_stay_open_bound_what_gc_and_put_may_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.kv.space._CHECKPOINT_MS", 1)
+    cap = 4_000_000
+    writer = BlockStore(path)
+    for index in range(200):
+        writer.put([block(f"{index}".encode(), 20_000)], 2 * cap)
+    full = writer.file_bytes()
+    assert full > cap
+    readers = [held_reader(path), held_reader(path)]
+    writer.gc(cap)
+    # The log can't be emptied: gc has used no more than its share, and given back nothing.
+    assert full <= writer.file_bytes() <= full + cap // 8 + 200_000
+    with pytest.raises(StoreError, match="a reader holds the log"):
+        writer.put([block(b"more", 20_000)], cap)
+    assert writer.file_bytes() <= full + cap // 8 + 400_000
+    assert [db.execute("SELECT count(*) FROM blocks").get for db in readers] == [200, 200]
+    for db in readers:
+        db.close()
+    writer.gc(cap)
+    assert writer.file_bytes() <= cap
+    writer.put([block(b"after", 20_000)], cap)
+    assert writer.file_bytes() <= cap
+
+
+def fits(store: BlockStore, name: bytes, cap: int) -> bool:
+    """Put a block of 20 kB; false if there is no room. Either way the cap holds."""
+    try:
+        store.put([block(name, 20_000)], cap)
+    except StoreError:
+        return False
+    finally:
+        assert store.file_bytes() <= cap
+    return True
+
+
+def test_a_reader_that_stays_open_does_not_let_writes_break_the_cap(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.kv.space._CHECKPOINT_MS", 1)
+    cap = 4_000_000
+    writer = BlockStore(path)
+    writer.put([block(b"first")], cap)
+    reader = held_reader(path)
+    refused = next(index for index in range(1_000) if not fits(writer, f"{index}".encode(), cap))
+    assert refused > 20
+    with pytest.raises(StoreError, match="a reader holds the log"):
+        writer.put([block(b"more", 20_000)], cap)
+    for _ in range(500):
+        with suppress(StoreError):
+            writer.touch(keys(*(f"{index}".encode() for index in range(refused))))
+    with pytest.raises(StoreError, match="a reader holds the log"):
+        writer.drop(keys(b"0"))
+    assert writer.file_bytes() <= cap
+    reader.close()
+    writer.put([block(b"after", 20_000)], cap)
+    assert writer.file_bytes() <= cap
+
+
+_FILL_A_SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from kvd.service.store_writer import StoreWriter
+from kvd.kv.store import StoredBlock
+path = Path(sys.argv[1])
+writer = StoreWriter(path, lambda: 10**9)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
+for index in range(400):
+    name = b"%032d" % index
+    writer.put([StoredBlock(name, bytes(32), b"f" * 32, 1, name * 600)])
+assert writer.flush(60)
+full = writer.counts()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.put([StoredBlock(b"%032d" % 1000, bytes(32), b"f" * 32, 1, b"room again")])
+assert writer.flush(60)
+writer.close(60)
+print(full["written_blocks"], full["lost_blocks"], writer.counts()["written_blocks"])
+"""
+
+
+def test_a_full_disk_loses_blocks_and_nothing_else(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL_A_SMALL_DISK, str(path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    written, lost, later = (int(word) for word in done.stdout.split())
+    assert written + lost == 400
+    assert 50 < written < 350
+    assert later == written + 1
+    writer = BlockStore(path)
+    assert writer.rebuilt == ""
+    found = writer.get([b"%032d" % index for index in range(1001)], WHOSE)
+    assert len(found) == later
+    assert all(data == key * 600 for key, data in found.items() if data != b"room again")
+    db = apsw.Connection(str(path))
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+
+
+_IN_A_FOLDER_THAT_CANT_BE_WRITTEN = """
+import os, sys
+from pathlib import Path
+from kvd.errors import StoreError
+from kvd.kv.store import BlockStore
+folder = Path(sys.argv[1])
+folder.chmod(0o555)
+if os.geteuid() == 0:
+    os.seteuid(65534)
+for name in ("new.db", "old.db"):
+    try:
+        BlockStore(folder / name)
+        print("opened", name)
+    except StoreError as error:
+        print(name, error.message.startswith("can't open"), bool(error.hint))
+    print(BlockStore(folder / name, readonly=True).get([b"k"], b"f"))
+"""
+
+
+def test_a_folder_that_cant_be_written() -> None:
+    # Not in pytest's own folder, which another user, as whom root has to try, can't even enter.
+    with tempfile.TemporaryDirectory() as name:
+        old = Path(name) / "old.db"
+        BlockStore(old).close()
+        program = [sys.executable, "-c", _IN_A_FOLDER_THAT_CANT_BE_WRITTEN, name]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        Path(name).chmod(0o755)
+    assert done.stdout.splitlines() == ["new.db True True", "{}", "old.db True True", "{}"], done.stderr

@@ -48,8 +48,8 @@ def test_flushed_blocks_are_on_disk(writer: StoreWriter, path: Path) -> None:
     writer.put([block("c")])
     assert writer.flush(5.0)
     assert stored(path, "a", "b", "c", "d") == ["a", "b", "c"]
-    expected = {"pending_bytes": 0, "written_blocks": 3, "lost_blocks": 0, "corrupt_blocks": 0}
-    assert writer.counts() == expected
+    names = {"lost_blocks", "dropped_damaged", "evicted_cap", "evicted_foreign", "pending_bytes"}
+    assert writer.counts() == {"written_blocks": 3, **dict.fromkeys(names, 0)}
 
 
 def test_closing_writes_what_is_pending(path: Path) -> None:
@@ -65,24 +65,24 @@ def test_dropped_blocks_are_gone_and_counted(writer: StoreWriter, path: Path) ->
     writer.drop([b"a"])
     assert writer.flush(5.0)
     assert stored(path, "a", "b") == ["b"]
-    assert writer.counts()["corrupt_blocks"] == 1
+    assert writer.counts()["dropped_damaged"] == 1
 
 
 def test_the_cap_holds_and_the_least_recently_used_goes(path: Path) -> None:
-    cap = 500_000
+    cap = 900_000
     writer = StoreWriter(path, lambda: cap)
     for name in "abc":
         writer.put([block(name, 100_000)])
     writer.touch([b"a"])
-    for name in "defg":
+    for name in "defghij":
         writer.put([block(name, 100_000)])
         writer.touch([b"a"])
     writer.flush(5.0)
-    left = stored(path, *"abcdefg")
+    left = stored(path, *"abcdefghij")
     writer.close(5.0)
     assert path.stat().st_size <= cap
     assert "a" in left
-    assert "g" in left
+    assert "j" in left
     assert "b" not in left
 
 
@@ -92,7 +92,10 @@ def test_a_smaller_cap_takes_effect_at_gc(path: Path) -> None:
     writer.put([block(f"{number:03}", 30_000) for number in range(20)])
     writer.flush(5.0)
     cap = 400_000
-    assert writer.gc(10.0) > 1_000_000
+    cleanup = writer.gc(10.0)
+    assert cleanup.freed_bytes > 1_000_000
+    assert (cleanup.foreign, cleanup.damaged) == (0, 0)
+    assert cleanup.cap == writer.counts()["evicted_cap"] == 20 - BlockStore(path, readonly=True).stats()["blocks"]
     writer.close(5.0)
     assert path.stat().st_size <= cap
 
@@ -207,3 +210,44 @@ def test_damage_found_while_writing_starts_a_new_file(tmp_path: Path) -> None:
     assert writer.flush(10)
     writer.close(10)
     assert BlockStore(path, readonly=True).get([block.key], b"f" * 32) == {block.key: b"data"}
+
+
+def test_a_put_larger_than_the_cap_is_lost_and_evicts_nothing(path: Path) -> None:
+    writer = StoreWriter(path, lambda: 500_000)
+    writer.put([block("a", 20_000)])
+    writer.put([block("b", 600_000), block("c", 10)])
+    assert writer.flush(5.0)
+    writer.close(5.0)
+    assert stored(path, "a", "b", "c") == ["a"]
+    counts = writer.counts()
+    assert (counts["written_blocks"], counts["lost_blocks"], counts["evicted_cap"]) == (1, 2, 0)
+
+
+def test_who_left_is_counted_by_reason(path: Path) -> None:
+    before = StoreWriter(path, lambda: 500_000)
+    before.put([StoredBlock(b"foreign", b"parent", b"another", 4, bytes(100_000))])
+    before.close(5.0)
+    writer = StoreWriter(path, lambda: 500_000)
+    for name in "abcdef":
+        writer.put([block(name, 100_000)])
+    writer.drop([b"f"])
+    assert writer.flush(5.0)
+    left = stored(path, *"abcdef")
+    counts = writer.counts()
+    assert (counts["evicted_foreign"], counts["evicted_cap"]) == (1, 5 - len(left))
+    assert counts["dropped_damaged"] == 1
+    assert writer.gc(5.0).damaged == 1
+    assert writer.gc(5.0).damaged == 0
+    writer.close(5.0)
+
+
+def test_models_used_since_the_start_stay_in_use_when_the_file_is_opened_again(path: Path) -> None:
+    writer = StoreWriter(path, lambda: 10**9)
+    for name, whose in (("a", b"one"), ("b", b"two")):
+        writer.put([StoredBlock(name.encode(), b"parent", whose, 4, b"data")])
+    assert writer.flush(5.0)
+    reader = BlockStore(path, readonly=True, since=writer.since)
+    assert reader.stats()["current"]["models"] == 2
+    later = BlockStore(path, readonly=True)
+    assert (later.stats()["current"]["models"], later.stats()["other"]["models"]) == (1, 1)
+    writer.close(5.0)
