@@ -33,6 +33,7 @@ def build_app(arguments: list[str]) -> typer.Typer:
         repository_commands.search,
         repository_commands.ask,
         daemon_commands.status,
+        daemon_commands.metrics,
         daemon_commands.start,
         daemon_commands.stop,
         daemon_commands.logs,

@@ -1,4 +1,4 @@
-"""`kvd status`, `kvd start`, `kvd stop`, `kvd logs`, `kvd gc`."""
+"""`kvd status`, `kvd metrics`, `kvd start`, `kvd stop`, `kvd logs`, `kvd gc`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def status(as_json: Json = False) -> None:
         with client:
             state = client.call("status", {}, timeout=15.0)
     typer.echo(json.dumps(state) if as_json else "\n".join(states.lines(state)))
+
+
+def metrics(as_json: Json = False) -> None:
+    """Print what the daemon counts, as Prometheus reads it. Starts nothing."""
+    from kvd.rpc.client import Client
+
+    client = Client.running()
+    if client is None:
+        raise UnavailableError("no daemon runs, so nothing is counted", hint="kvd start")
+    with client:
+        result = client.call("metrics", {}, timeout=15.0)
+    if as_json:
+        typer.echo(json.dumps({"metrics": result["metrics"]}))
+    else:
+        typer.echo(result["text"], nl=False)
 
 
 def start() -> None:

@@ -35,7 +35,7 @@ def setup(
     show_list: Annotated[bool, typer.Option("--list", help="List the models and fetch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Get a model: the one that suits this machine, or the one you name."""
+    """Get a model: the one that suits this machine, or one you name."""
     machine = probe()
     if show_list:
         _print_list(machine, as_json)

@@ -24,7 +24,7 @@ def lines(state: dict[str, Any]) -> list[str]:
         _daemon_line(state["daemon"]),
         _model_line(state),
         _engine_line(state["engine"], state["reuse_setting"]),
-        *_pool_lines(state["engine"]),
+        *_pool_lines(state),
         _store_line(state["store"]),
         *_index_lines(state),
     ]
@@ -71,12 +71,21 @@ def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:
     return f"engine   {', '.join(parts)}"
 
 
-def _pool_lines(engine: dict[str, Any]) -> list[str]:
-    pool = engine.get("pool")
+def _pool_lines(state: dict[str, Any]) -> list[str]:
+    pool = state["engine"].get("pool")
     if not pool:
         return []
-    used, size = file_size(pool.get("used_bytes", 0)), file_size(pool.get("bytes", 0))
-    return [f"pool     {used} of {size}, {pool.get('blocks', 0):,} blocks"]
+    used, size = pool["used_bytes"], pool["bytes"]
+    line = f"pool     {file_size(used)} of {file_size(size)} ({used / size:.0%}), {pool['blocks']:,} blocks"
+    return [line + _hit_rate_words(state.get("metrics", {}))]
+
+
+def _hit_rate_words(metrics: dict[str, Any]) -> str:
+    """The share of all recalled tokens whose KV was in memory, since the daemon's start."""
+    tokens = {sample["labels"]["source"]: sample["value"] for sample in metrics.get("kvd_prompt_tokens_total", [])}
+    hot = tokens.get("resident", 0) + tokens.get("reused_hot", 0)
+    recalled = hot + sum(tokens.get(source, 0) for source in ("reused_cold", "recomputed", "prefilled"))
+    return f", hit rate {hot / recalled:.0%}" if recalled else ""
 
 
 def _store_line(store: dict[str, Any]) -> str:

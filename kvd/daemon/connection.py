@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 Emit = Callable[[Message], None]
 Handler = Callable[[Request, Emit], Awaitable[Message]]
+Refused = Callable[[Request, KvdError], None]
+"""Told of a request that is answered with an error without having been handled."""
 
 MAX_IN_FLIGHT = 32
 _MESSAGE_SECONDS = 30.0
@@ -39,11 +41,12 @@ class Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         handle: Handler,
+        refused: Refused,
         quiet: frozenset[str] = frozenset(),
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._handle = handle
+        self._handle, self._refused = handle, refused
         self._quiet = quiet
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         self._working: set[RequestId] = set()
@@ -90,13 +93,15 @@ class Connection:
                 self._cancel(request.params.get("id"))
             return
         if request.id in self._tasks:
-            fault: KvdError = RpcError(messages.INVALID_REQUEST, "this id is in use")
-            self._send(messages.error_answer(request.id, fault))
+            self._refuse(request, RpcError(messages.INVALID_REQUEST, "this id is in use"))
         elif len(self._tasks) >= MAX_IN_FLIGHT:
-            fault = BusyError(f"{MAX_IN_FLIGHT} requests of this client are in flight")
-            self._send(messages.error_answer(request.id, fault))
+            self._refuse(request, BusyError(f"{MAX_IN_FLIGHT} requests of this client are in flight"))
         else:
             self._start(request, request.id)
+
+    def _refuse(self, request: Request, fault: KvdError) -> None:
+        self._refused(request, fault)
+        self._send(messages.error_answer(request.id, fault))
 
     def _start(self, request: Request, number: RequestId) -> None:
         if request.method not in self._quiet:
@@ -104,9 +109,12 @@ class Connection:
         task = asyncio.create_task(self._serve(request, number))
         self._tasks[number] = task
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[number]
             self._working.discard(number)
+            if task.cancelled():
+                # Before its first step: it could not answer for itself.
+                self._refuse(request, CancelledError("the request was cancelled"))
 
         task.add_done_callback(ended)
 

@@ -25,6 +25,7 @@ from kvd.rpc.params import (
     GcParams,
     IndexParams,
     InitializeParams,
+    MetricsParams,
     SearchParams,
     ShutdownParams,
     StatusParams,
@@ -40,7 +41,7 @@ MAX_CLIENTS = 128
 _THREADS = 32
 _CHORES_SECONDS = 15.0
 _GOODBYE_SECONDS = 2.0
-_QUIET = frozenset({"initialize", "status", "shutdown"})
+_QUIET = frozenset({"initialize", "status", "metrics", "shutdown"})
 
 
 class Daemon:
@@ -57,6 +58,7 @@ class Daemon:
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Emit], Awaitable[Message]]]] = {
             "initialize": (InitializeParams, self._initialize),
             "status": (StatusParams, self._status),
+            "metrics": (MetricsParams, self._metrics),
             "index": (IndexParams, self._index),
             "search": (SearchParams, self._search),
             "ask": (AskParams, self._ask),
@@ -123,7 +125,7 @@ class Daemon:
             writer.write(framing.encode(fault))
             writer.close()
             return
-        client = Connection(reader, writer, self._dispatch, _QUIET)
+        client = Connection(reader, writer, self._dispatch, self._refused, _QUIET)
         self._clients.add(client)
         task = asyncio.create_task(client.run())
         self._serving.add(task)
@@ -144,14 +146,9 @@ class Daemon:
         return True
 
     async def _dispatch(self, request: Request, emit: Emit) -> Message:
-        if request.method not in self._methods:
-            raise RpcError(messages.METHOD_NOT_FOUND, f"no such method: {request.method[:50]!r}")
-        if self._stop.is_set() and request.method not in _QUIET:
-            raise UnavailableError("the daemon is stopping", hint="try again in a moment")
-        kind, method = self._methods[request.method]
         started, outcome = time.monotonic(), "failed"
         try:
-            result = await method(parse_params(kind, request.params), emit)
+            result = await self._answer(request, emit)
             outcome = "ok"
             return result
         except KvdError as error:
@@ -161,7 +158,26 @@ class Daemon:
             outcome = "cancelled"
             raise
         finally:
-            _log.info("%s %s in %.0f ms", request.method, outcome, (time.monotonic() - started) * 1000)
+            seconds = time.monotonic() - started
+            self._count(request, outcome, seconds)
+            if request.method in self._methods:
+                _log.info("%s %s in %.0f ms", request.method, outcome, seconds * 1000)
+
+    async def _answer(self, request: Request, emit: Emit) -> Message:
+        if request.method not in self._methods:
+            raise RpcError(messages.METHOD_NOT_FOUND, f"no such method: {request.method[:50]!r}")
+        if self._stop.is_set() and request.method not in _QUIET:
+            raise UnavailableError("the daemon is stopping", hint="try again in a moment")
+        kind, method = self._methods[request.method]
+        return await method(parse_params(kind, request.params), emit)
+
+    def _refused(self, request: Request, fault: KvdError) -> None:
+        self._count(request, fault.code, 0.0)
+
+    def _count(self, request: Request, outcome: str, seconds: float) -> None:
+        # What clients make up is no label.
+        method = request.method if request.method in self._methods else "unknown"
+        self._service.metrics.count_request(method, outcome, seconds)
 
     async def _initialize(self, params: InitializeParams, emit: Emit) -> Message:
         return {
@@ -182,6 +198,9 @@ class Daemon:
             "stopping": self._stop.is_set(),
         }
         return {"running": True, "daemon": daemon, **await self._service.status()}
+
+    async def _metrics(self, params: MetricsParams, emit: Emit) -> Message:
+        return await self._service.exposition()
 
     async def _index(self, params: IndexParams, emit: Emit) -> Message:
         return await self._service.index(messages.check_folder(params.path), params.background, emit)

@@ -233,9 +233,13 @@ class LlamaEngine:
         for sequence in sequences:
             self.remove(sequence)
 
+    def state_bytes(self, sequence: int) -> int:
+        """Bytes of what `get_state` gives: the cells' keys and values, and a little that describes them."""
+        return int(llama_cpp.llama_state_seq_get_size(self._context, sequence))
+
     def get_state(self, sequence: int) -> npt.NDArray[np.uint8]:
         """The sequence's cells as llama.cpp writes them (see `kvd.engine.state`)."""
-        size = int(llama_cpp.llama_state_seq_get_size(self._context, sequence))
+        size = self.state_bytes(sequence)
         blob = np.empty(size, np.uint8)
         written = llama_cpp.llama_state_seq_get_data(self._context, _pointer(blob), size, sequence)
         return blob[: int(written)]

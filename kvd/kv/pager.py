@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -82,7 +83,9 @@ class Pager:
     """Finds, loads and makes the blocks of one model.
 
     `fingerprint` says whose KV they are, codec and all; new blocks are encoded by `codec`. `costs` decides what is
-    loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize".
+    loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize". `counts`
+    has blocks looked up in the pool ("hot_hit", "hot_miss"), the misses by what became of them ("cold_hit",
+    "cold_miss", or "cold_declined" where `costs` was against loading), and those loaded ("swapped_in").
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Pager:
         self.pool, self._store, self._shape = pool, store, shape
         self._fingerprint, self._codec = fingerprint, codec
         self.costs, self.spans = Costs(), Spans()
+        self.counts: Counter[str] = Counter()
         self._damaged: list[Damaged] = []
         self._used: set[bytes] = set()
 
@@ -145,9 +149,12 @@ class Pager:
         """Pin the blocks of one body one by one; false at the first that has to be computed."""
         started = perf_counter()
         missing = [link for link in chain if link.key not in self.pool]
+        self.counts.update(hot_hit=len(chain) - len(missing), hot_miss=len(missing))
         if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
+            self.counts["cold_declined"] += len(missing)
             return False
         frames = self._read(missing)
+        self.counts.update(cold_hit=len(frames), cold_miss=len(missing) - len(frames))
         for link in chain:
             tier, block = "hot", self.pool.get(link.key, link.tokens)
             if block is None:
@@ -177,7 +184,9 @@ class Pager:
             self._damaged.append(Damaged(link.key, str(error)))
             return None
         with self.spans.measure("dequantize"):
-            return self.pool.put(link.key, link.tokens, payload.dequantized())
+            block = self.pool.put(link.key, link.tokens, payload.dequantized())
+        self.counts["swapped_in"] += 1
+        return block
 
     def add(self, body: Body, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.

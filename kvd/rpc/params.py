@@ -56,6 +56,11 @@ class StatusParams:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsParams:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class IndexParams:
     path: str = _param((str,))
     background: bool = _param((bool,), False)

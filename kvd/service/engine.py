@@ -12,6 +12,7 @@ from typing import Any
 
 from kvd.errors import BusyError, KvdError, UnavailableError
 from kvd.service.engine_child import EngineChild, Event
+from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
 
@@ -59,10 +60,11 @@ class EngineClient:
         self,
         writer: StoreWriter,
         verdicts: Verdicts,
+        metrics: Metrics,
         command: Sequence[str] = COMMAND,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._writer, self._verdicts = writer, verdicts
+        self._writer, self._verdicts, self._metrics = writer, verdicts, metrics
         self._command = tuple(command)
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
@@ -107,6 +109,9 @@ class EngineClient:
         except asyncio.CancelledError:
             await self._give_up(child, asking.id, asking.answer)
             raise
+        finally:
+            # While the next question is answered nobody can ask.
+            self._ask_for_stats(child)
         return EngineAnswer(result, model, load_ms)
 
     async def _give_up(self, child: EngineChild, number: int, answer: asyncio.Future[Any]) -> None:
@@ -127,7 +132,7 @@ class EngineClient:
         same = child is not None and child.alive and self._params == load
         if child is None or loading is None or not same or _has_failed(loading):
             await self.stop()
-            child = EngineChild(self._command, self._writer)
+            child = EngineChild(self._command, self._writer, self._metrics.new_engine())
             self._child, self._params, self._loaded = child, load, {}
             # A task of its own: a questioner who leaves while the model loads does not start it all over.
             loading = asyncio.create_task(self._load(child, load))
@@ -198,9 +203,19 @@ class EngineClient:
         return {"state": state, **base, **self._loaded, **self._stats}
 
     async def _refresh_stats(self, child: EngineChild) -> None:
+        with suppress(TimeoutError, KvdError):
+            await asyncio.wait_for(asyncio.shield(self._ask_for_stats(child)), _STATS_SECONDS)
+
+    def _ask_for_stats(self, child: EngineChild) -> asyncio.Future[dict[str, Any]]:
+        """Ask what the child holds; noted whenever it answers."""
+
+        def note(answer: asyncio.Future[dict[str, Any]]) -> None:
+            if child is self._child and not answer.cancelled() and not answer.exception():
+                self._stats = answer.result()
+
         answer = child.send("stats", {}, _ignore).answer
-        with suppress(TimeoutError, UnavailableError):
-            self._stats = await asyncio.wait_for(answer, _STATS_SECONDS)
+        answer.add_done_callback(note)
+        return answer
 
 
 def _ignore(event: str, data: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 
 Event = Callable[[str, dict[str, Any]], None]
 """Gets the name and the data of an event."""
+
+Counted = Callable[[Mapping[str, int]], None]
+"""Gets the child's counters, `kvd.worker.protocol.COUNTERS`, as they are since its start."""
 
 _STOP_SECONDS = 10.0
 _READ_AHEAD = 1 << 20
@@ -38,9 +41,9 @@ class Asking:
 class EngineChild:
     """Started once, never restarted: a dead child is replaced by a new object."""
 
-    def __init__(self, command: Sequence[str], writer: StoreWriter) -> None:
+    def __init__(self, command: Sequence[str], writer: StoreWriter, counted: Counted) -> None:
         self._command = tuple(command)
-        self._writer = writer
+        self._writer, self._counted = writer, counted
         self._process: asyncio.subprocess.Process | None = None
         self._ids = itertools.count(1)
         self._askings: dict[int, Asking] = {}
@@ -138,9 +141,11 @@ class EngineChild:
         return UnavailableError(f"the engine stopped ({self._fault or describe_end(code)})", hint=_hint(code))
 
     def _route(self, message: dict[str, Any], blob: bytes) -> None:
+        if "counters" in message:
+            self._counted(dict(message["counters"]))
         number, event = message.get("id"), message.get("event")
         if number is None:
-            self._store_event(str(event), message["data"], blob)
+            self._unasked_event(str(event), message["data"], blob)
             return
         asking = self._askings.get(number)
         if asking is None or asking.answer.done():
@@ -151,7 +156,7 @@ class EngineChild:
             del self._askings[number]
             _settle(asking.answer, message)
 
-    def _store_event(self, event: str, data: dict[str, Any], blob: bytes) -> None:
+    def _unasked_event(self, event: str, data: dict[str, Any], blob: bytes) -> None:
         if event == "blocks":
             self._writer.put(_blocks(data["blocks"], blob))
         elif event == "touch":
@@ -159,6 +164,8 @@ class EngineChild:
         elif event == "drop":
             _log.warning("engine: %d stored blocks are unusable: %s", len(data["keys"]), data.get("reason"))
             self._writer.drop([bytes.fromhex(key) for key in data["keys"]])
+        elif event == "integrity":
+            _log.error("engine: the hot pool is broken, so the engine ends: %s", data.get("reason"))
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -18,6 +18,7 @@ from kvd.models.active import active_model
 from kvd.service.asker import Asker, Emit, Question, source_json, stage_value
 from kvd.service.engine import COMMAND, EngineClient
 from kvd.service.indexer import known_indexes
+from kvd.service.metrics import Metrics
 from kvd.service.repositories import Repositories
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
@@ -36,7 +37,8 @@ class Service:
         self._repositories = Repositories()
         self._writer = StoreWriter(paths.store_file(), lambda: load_settings().store_bytes)
         self._verdicts = Verdicts(paths.gate_file())
-        self._engine = EngineClient(self._writer, self._verdicts, engine_command)
+        self.metrics = Metrics()
+        self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
         self._asker = Asker(self._repositories, self._engine)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -85,7 +87,10 @@ class Service:
     async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:
         """Answer `question` from the repository that `repo` is in."""
         root = await self._repositories.find_root(repo)
-        return await self._asker.ask(root, question, load_settings(), emit)
+        result = await self._asker.ask(root, question, load_settings(), emit)
+        # Nothing is awaited from here on, so that what is counted as answered is answered.
+        self.metrics.count_answer(result)
+        return result
 
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap."""
@@ -96,15 +101,26 @@ class Service:
     async def status(self) -> dict[str, Any]:
         """What is there and what goes on; answers within about a second whatever goes on."""
         settings, fault = _settings_or_fault()
+        model = await _within(asyncio.to_thread(self._model_state))
+        engine = await self._engine.state()
+        indexes = await _within(asyncio.to_thread(known_indexes))
+        store = await self._store_state(settings)
+        self.metrics.observe(engine, store, indexes)
         return {
-            "model": await _within(asyncio.to_thread(self._model_state)),
-            "engine": await self._engine.state(),
+            "model": model,
+            "engine": engine,
             "reuse_setting": settings.reuse,
             "indexing": self._repositories.busy,
-            "indexes": await _within(asyncio.to_thread(known_indexes)) or [],
-            "store": await self._store_state(settings),
+            "indexes": indexes or [],
+            "store": store,
+            "metrics": self.metrics.to_json(),
             "settings_error": fault,
         }
+
+    async def exposition(self) -> dict[str, Any]:
+        """The metrics as they are now, as text and as in the status."""
+        state = await self.status()
+        return {"text": self.metrics.exposition(), "metrics": state["metrics"]}
 
     def _model_state(self) -> dict[str, Any] | None:
         try:

@@ -7,12 +7,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, BinaryIO
 
 import torch
 
 from kvd.engine.llama import LlamaEngine
+from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
 from kvd.kv.codec import INT4
 from kvd.kv.pager import Damaged, Pager
@@ -28,6 +29,8 @@ from kvd.worker.protocol import Message, encode_frame, read_frame
 from kvd.worker.reuse import Reuse, fingerprint
 
 MAX_RECOMPUTE = 64
+IDLE_SECONDS = 5.0
+"""After so long without a question the pool's integrity is checked."""
 
 
 class Child:
@@ -40,6 +43,9 @@ class Child:
         self._engine: LlamaEngine | None = None
         self._answerer: Answerer | None = None
         self._pool: HotPool | None = None
+        self._integrity_failures = 0
+        self._told: dict[str, int] = {}
+        self._check_due: float | None = None
 
     def serve(self) -> None:
         """Answer requests until `shutdown`. The process ends when the daemon is gone."""
@@ -51,7 +57,7 @@ class Child:
             "shutdown": lambda number, params: {},
         }
         while True:
-            request = self._queue.get()
+            request = self._next_request()
             number, method = int(request["id"]), str(request["method"])
             try:
                 handle = methods.get(method)
@@ -67,6 +73,30 @@ class Child:
                 raise
             if method == "shutdown":
                 return
+            if method in ("load", "ask"):
+                self._check_due = monotonic() + IDLE_SECONDS
+
+    def _next_request(self) -> Message:
+        """The next request; the pool is checked once when none has come for a while after it was used."""
+        if self._check_due is not None:
+            try:
+                return self._queue.get(timeout=max(0.0, self._check_due - monotonic()))
+            except queue.Empty:
+                self._check_due = None
+                self._check_pool()
+        return self._queue.get()
+
+    def _check_pool(self) -> None:
+        """Raises `RuntimeError`, which ends this process, when the pool is broken: no answer may come from it."""
+        if self._pool is None:
+            return
+        try:
+            self._pool.check_integrity()
+        except Exception as error:
+            # Also where the check itself stumbles over what it finds.
+            self._integrity_failures += 1
+            self._event("integrity", {"reason": f"{type(error).__name__}: {error}"})
+            raise RuntimeError("the hot pool is broken") from error
 
     def _read(self) -> None:
         while (frame := read_frame(self._requests)) is not None:
@@ -79,8 +109,19 @@ class Child:
         os._exit(0)
 
     def _send(self, message: Message, blob: bytes = b"") -> None:
+        counters = self._counters()
+        if counters != self._told:
+            message, self._told = {**message, "counters": counters}, counters
         self._answers.write(encode_frame(message, blob))
         self._answers.flush()
+
+    def _counters(self) -> dict[str, int]:
+        """See `kvd.worker.protocol.COUNTERS`."""
+        counters = {"integrity_failures": self._integrity_failures} if self._integrity_failures else {}
+        reuse = self._answerer.reuse if self._answerer else None
+        if reuse is not None and self._pool is not None:
+            counters |= {**reuse.pager.counts, "hot_evicted": self._pool.evictions}
+        return counters
 
     def _event(self, event: str, data: Message, number: int | None = None, blob: bytes = b"") -> None:
         message: Message = {"event": event, "data": data}
@@ -145,6 +186,8 @@ class Child:
         if known is None:
             known = self._checked(gate, reuse, key, number)
         if known.reuse == "on":
+            # What the gate looked up was no question's.
+            reuse.pager.counts.clear()
             return reuse, known
         self._pool = None
         return None, known
@@ -216,8 +259,17 @@ class Child:
     def _stats(self, number: int, params: Message) -> Message:
         return {
             "pool": self._pool.stats() if self._pool else {},
-            "cells": self._answerer.resident.stats() if self._answerer else {},
+            "cells": self._cells(),
+            "memory": memory_in_use(),
         }
+
+    def _cells(self) -> dict[str, int]:
+        """What is in the cells between questions: the shared prefix and prompts that stay."""
+        if self._answerer is None:
+            return {}
+        engine, cells = self._answerer.engine, self._answerer.resident.stats()
+        used = cells["prefix"] + cells["resident"]
+        return {**cells, "used": used, "used_bytes": engine.state_bytes(PREFIX) * used // cells["prefix"]}
 
 
 def _go_on() -> None:

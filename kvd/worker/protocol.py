@@ -2,7 +2,9 @@
 
 A frame is `<II` (bytes of JSON, bytes of blob, little-endian), a JSON object in UTF-8, and the blob: encoded KV
 blocks travel as they are instead of as text. Requests carry `id`, `method`, `params`; answers `id` and `result`
-or `error` (as `KvdError.to_json`); events `event`, `data` and, when they belong to a request, its `id`.
+or `error` (as `KvdError.to_json`); events `event`, `data` and, when they belong to a request, its `id`. Every frame of
+the child may carry `counters` (see `COUNTERS`), and does when they differ from those that it told last: if the child
+dies, only what it has done since its last frame is not counted.
 """
 
 from __future__ import annotations
@@ -15,6 +17,23 @@ from typing import IO, Any
 _HEADER = struct.Struct("<II")
 _MAX_JSON = 64 << 20
 _MAX_BLOB = 1 << 30
+
+COUNTERS = (
+    "hot_hit",
+    "hot_miss",
+    "cold_hit",
+    "cold_miss",
+    "cold_declined",
+    "swapped_in",
+    "hot_evicted",
+    "integrity_failures",
+)
+"""What a child counts once its model is loaded; one that is 0 may be missing.
+
+`hot_*`, and `cold_*` for the misses among them: blocks looked up in the hot pool and in the cold store, by result;
+"declined" are not looked up, because to compute them is predicted to be faster. `swapped_in`: loaded from the store
+into the pool. `hot_evicted`: left the pool for want of room. `integrity_failures`: the pool was found broken.
+"""
 
 Message = dict[str, Any]
 

@@ -29,7 +29,7 @@ def test_version_is_printed_at_once(kvd: Kvd) -> None:
 def test_help_names_every_command(kvd: Kvd) -> None:
     text = kvd.ok()
     assert kvd.ok("--help") == text
-    for name in ("setup", "index", "search", "ask", "status", "start", "stop", "logs", "gc"):
+    for name in ("setup", "index", "search", "ask", "status", "metrics", "start", "stop", "logs", "gc"):
         assert re.search(rf"^ +{name} ", text, re.MULTILINE)
 
 
@@ -258,7 +258,7 @@ def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) ->
     assert re.match(r"daemon   running, kvd 0\.1\.0, pid \d+, up \d+ s$", lines["daemon"])
     assert lines["model"] == "model    fake"
     assert lines["engine"] == "engine   ready, reuse on"
-    assert lines["pool"] == "pool     10 bytes of 1 kB, 1 blocks"
+    assert lines["pool"] == "pool     10 bytes of 1 kB (1%), 1 blocks, hit rate 90%"
     assert re.match(r"store    \d+ kB of 8\.0 GB, 1 blocks, 1 dropped as damaged$", lines["store"])
     assert re.match(rf"index    {repository}: 3 files, \d+ chunks, \d+ kB$", lines["index"])
     assert "ask ok in" in kvd.ok("logs")
@@ -293,7 +293,8 @@ def test_commands_import_little(kvd: Kvd, repository: Path) -> None:
     code = (
         "import sys; sys.argv = ['kvd', 'search', 'session', '--repo', sys.argv[1]]\n"
         "from kvd_cli.main import main; status = main()\n"
-        "heavy = {'torch', 'llama_cpp', 'numpy', 'apsw', 'asyncio', 'rich', 'pydantic', 'tree_sitter', 'kvd.models'}\n"
+        "heavy = {'torch', 'llama_cpp', 'numpy', 'apsw', 'asyncio', 'rich', 'pydantic', 'tree_sitter', 'kvd.models',"
+        " 'prometheus_client'}\n"
         "print(status, sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

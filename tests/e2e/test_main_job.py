@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from kvd import paths
 from tests.conftest import Kvd, poll
+from tests.counting import Tally, by_label, metrics, run_all, single
 
 QUESTION = "When is a session expired?"
 KINDS = ("resident", "reused_hot", "reused_cold", "recomputed", "prefilled")
@@ -166,3 +168,51 @@ def test_nothing_relevant_is_an_answer(kvd: Kvd, repository: Path) -> None:
     done = kvd.run("ask", "pancakes with maple syrup", cwd=repository)
     assert done.returncode == 0
     assert "Nothing in this repository seems relevant" in done.stdout
+
+
+@pytest.mark.usefixtures("settings")
+def test_metrics_of_concurrent_questions_are_what_their_clients_counted(kvd: Kvd, repository: Path) -> None:
+    tally = Tally()
+    asked = {"question": QUESTION, "repo": str(repository)}
+
+    def one(number: int) -> None:
+        with tally.connect() as client:
+            tally.call(client, "search", {"query": "paint", "repo": str(repository)})
+            tally.call(client, "ask", {**asked, "reuse": number != 0})
+            tally.call(client, "ask", {**asked, "question": "What paints a rectangle?", "max_tokens": number + 1})
+            tally.call(client, "ask", {**asked, "budget": 1})
+            tally.call(client, "status", {})
+            tally.cancel(client, {**asked, "max_tokens": 500})
+
+    run_all(*(partial(one, number) for number in range(3)))
+    with tally.connect() as client:
+        poll(lambda: tally.agrees(metrics(client)), 60.0)
+        before = metrics(client)
+        blocks = by_label(before, "kvd_block_requests_total", "tier", "result")
+        assert blocks["hot", "miss"] == sum(blocks["cold", result] for result in ("hit", "miss", "declined"))
+        # All blocks were computed once, and nothing had to leave: what was written is what is there.
+        db = apsw.Connection(str(paths.store_file()), flags=apsw.SQLITE_OPEN_READONLY)
+        stored = db.execute("SELECT count(*), sum(size) FROM blocks").get
+        db.close()
+        assert stored == (
+            by_label(before, "kvd_kv_blocks", "tier")["cold"],
+            by_label(before, "kvd_kv_bytes", "tier")["cold"],
+        )
+        assert single(before, "kvd_written_blocks_total") == blocks["hot", "miss"] == stored[0]
+        assert by_label(before, "kvd_swaps_total", "direction") == {"in": 0, "out": 0}
+        os.kill(engine_pid(kvd), signal.SIGKILL)
+        poll(lambda: by_label(metrics(client), "kvd_kv_bytes", "tier")["hot"] == 0)
+        tally.requests["initialize", "ok"] += 1
+        tally.requests["status", "ok"] += 1
+        cold = tally.call(client, "ask", asked)
+        assert cold["tokens"]["reused_cold"] > 0
+        poll(lambda: tally.agrees(metrics(client)))
+        after = metrics(client)
+        pool = client.call("status", {})["engine"]["pool"]
+    assert all(after[key] >= value for key, value in before.items() if key[0].endswith("_total"))
+    # The new engine's pool has what was loaded into it and nothing else.
+    assert by_label(after, "kvd_swaps_total", "direction") == {"in": pool["blocks"], "out": 0}
+    assert by_label(after, "kvd_kv_bytes", "tier")["hot"] == pool["used_bytes"]
+    assert by_label(after, "kvd_kv_bytes", "tier")["cells"] > 0
+    assert by_label(after, "kvd_device_memory_bytes", "device")["host"] > 100e6
+    assert single(after, "kvd_ttft_seconds_count") == tally.answers

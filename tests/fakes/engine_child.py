@@ -4,9 +4,11 @@
     garbage       write what is no frame                       deaf       like slow, but ignores cancel
     store         send blocks, touch and drop                  fail       answer with an error
     say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
+    broken        answer, then find the pool broken
     anything else: "It is in [1]."
 
-A model named `fail-to-load`, `die-at-load` or `slow-to-load` does that when it is loaded.
+Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
+`slow-to-load` does that when it is loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "gen
 
 inbox: queue.Queue[Message | None] = queue.Queue()
 cancelled: set[int] = set()
+counters = {"hot_hit": 0, "hot_miss": 0, "integrity_failures": 0}
 
 
 def send(message: Message, blob: bytes = b"") -> None:
-    sys.stdout.buffer.write(encode_frame(message, blob))
+    sys.stdout.buffer.write(encode_frame({**message, "counters": counters}, blob))
     sys.stdout.buffer.flush()
 
 
@@ -77,7 +80,15 @@ def drone(number: int, deaf: bool) -> None:
     send({"id": number, "error": {"code": "cancelled", "message": "cancelled", "hint": ""}})
 
 
+def find_broken() -> None:
+    counters["integrity_failures"] += 1
+    send({"event": "integrity", "data": {"reason": "a page is lost"}})
+    os._exit(1)
+
+
 def ask(number: int, params: Message) -> None:
+    counters["hot_hit"] += 9
+    counters["hot_miss"] += 1
     send({"id": number, "event": "stage", "data": {"stage": "prefill", "done": 1, "total": 2, "message": ""}})
     verb, _, rest = params["question"].partition(" ")
     if verb in ("slow", "deaf"):
@@ -100,6 +111,8 @@ def ask(number: int, params: Message) -> None:
     elif verb == "store":
         store_events()
     answer(number, text, len(params["chunks"]))
+    if verb == "broken":
+        find_broken()
 
 
 def main() -> None:

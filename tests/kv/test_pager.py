@@ -87,8 +87,27 @@ def test_a_body_that_is_faster_computed_is_not_loaded(path: Path) -> None:
         other.costs.load.observe(tokens, 1.0 + tokens)
         other.costs.prefill.observe(tokens, 0.5 * tokens)
     assert other.fetch([BODY]) == [None]
+    assert other.counts == {"hot_hit": 0, "hot_miss": 3, "cold_declined": 3}
     # What is in the pool already costs nothing to load.
     assert pager.fetch([BODY]) != [None]
+
+
+def test_lookups_and_loads_are_counted_once_each(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    pager.fetch([BODY, OTHER])
+    assert pager.counts == {"hot_hit": 0, "hot_miss": 4, "cold_hit": 0, "cold_miss": 4}
+    frames = pager.add(BODY, kv(300))[1]
+    store.put(frames)
+    store.drop([frames[1].key])
+    pager.fetch([BODY, BODY])
+    assert pager.counts["hot_hit"] == 6
+    other, _, _ = a_pager(path)
+    # Its second block is missing: the body has to be computed, the first was loaded for nothing.
+    assert other.fetch([BODY]) == [None]
+    assert other.counts == {"hot_hit": 0, "hot_miss": 3, "cold_hit": 2, "cold_miss": 1, "swapped_in": 1}
+    store.put(frames)
+    assert other.fetch([BODY]) != [None]
+    assert other.counts == {"hot_hit": 1, "hot_miss": 5, "cold_hit": 4, "cold_miss": 1, "swapped_in": 3}
 
 
 def test_addresses_are_the_same_in_every_process() -> None:

@@ -16,6 +16,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text("utf-8
 METHODS = {
     "initialize": params.InitializeParams,
     "status": params.StatusParams,
+    "metrics": params.MetricsParams,
     "index": params.IndexParams,
     "search": params.SearchParams,
     "ask": params.AskParams,

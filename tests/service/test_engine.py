@@ -14,6 +14,7 @@ import pytest
 from kvd.errors import BusyError, KvdError, ModelError, UnavailableError
 from kvd.kv.store import BlockStore
 from kvd.service.engine import EngineClient, LoadParams
+from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
 
@@ -40,7 +41,9 @@ class Fixture:
     """An engine client in the running loop, and what its events were."""
 
     def __init__(self, writer: StoreWriter, command: tuple[str, ...] = CHILD, max_waiting: int = 16) -> None:
-        self.engine = EngineClient(writer, Verdicts(writer.path.with_name("gate.json")), command, max_waiting)
+        self.metrics = Metrics()
+        verdicts = Verdicts(writer.path.with_name("gate.json"))
+        self.engine = EngineClient(writer, verdicts, self.metrics, command, max_waiting)
         self.events: Events = []
 
     async def ask(self, question: str, load: LoadParams = LOAD) -> dict[str, Any]:

@@ -18,13 +18,15 @@ from .conftest import N_CTX, SHA256, SOURCES, model_path
 
 
 class Wire:
-    """Talks to a child; stores what it asks to have stored. `gate`: the verdict that is known of the model."""
+    """Talks to a child; stores what it asks to have stored. `gate`: the verdict that is known of the model.
 
-    def __init__(self, store: Path, gate: Message | None = None) -> None:
+    `before` is a program that runs in the child's process before it serves.
+    """
+
+    def __init__(self, store: Path, gate: Message | None = None, before: str = "") -> None:
         self.store, self.gate = BlockStore(store), gate
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvd.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        program = f"{before}\nfrom kvd.worker.__main__ import main\nmain()"
+        self.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.events: list[Message] = []
 
     def send(self, message: Message) -> None:

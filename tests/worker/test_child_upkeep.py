@@ -1,0 +1,94 @@
+"""What the engine child does beside answering: its counters, and the check of its pool when it is idle."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvd.worker.gate import Verdict
+from kvd.worker.protocol import Message
+from tests.conftest import poll
+
+from .conftest import model_path
+from .test_child import Wire, checks
+
+
+def counters(wire: Wire, answer: Message | None = None) -> dict[str, int]:
+    """The last that the child told."""
+    told = [frame["counters"] for frame in [*wire.events, answer or {}] if "counters" in frame]
+    return dict(told[-1])
+
+
+def test_counters_go_with_frames_and_leave_out_the_gates_own_look_ups(tmp_path: Path, verdict: Verdict) -> None:
+    with closing(Wire(tmp_path / "kv.db", verdict.to_json())) as wire:
+        wire.load(model_path())
+        first = wire.ask(2)
+        blocks = wire.store.stats()["blocks"]
+        lookups = {"hot_hit": 0, "hot_miss": blocks, "cold_hit": 0, "cold_miss": blocks, "hot_evicted": 0}
+        assert counters(wire, first) == lookups
+        again = wire.ask(3)
+        assert counters(wire, again) == {**lookups, "hot_hit": blocks}
+    with closing(Wire(tmp_path / "kv.db")) as wire:
+        wire.load(model_path())
+        assert checks(wire) == 1
+        cold = wire.ask(2)
+        found = {"hot_hit": 0, "hot_miss": blocks, "cold_hit": blocks, "cold_miss": 0, "swapped_in": blocks}
+        assert counters(wire, cold) == {**found, "hot_evicted": 0}
+        # They come before the answer does: a child that dies while it answers has told them.
+        first_token = next(event for event in wire.events if event["event"] == "token")
+        assert first_token["counters"] == counters(wire)
+
+
+IDLE = """
+import kvd.worker.child
+from kvd.kv.pool import HotPool
+kvd.worker.child.IDLE_SECONDS = 1.0
+"""
+BROKEN_POOL = """
+put = HotPool.put
+def put_and_free(self, key, tokens, kv):
+    block = put(self, key, tokens, kv)
+    self._free.append(block.pages[0])
+    return block
+HotPool.put = put_and_free
+"""
+COUNTED_CHECKS = """
+check = HotPool.check_integrity
+def counted_check(self):
+    check(self)
+    with open(CHECKS, "a") as file:
+        print("checked", file=file)
+HotPool.check_integrity = counted_check
+"""
+
+
+def test_a_broken_pool_ends_the_idle_child(tmp_path: Path, verdict: Verdict) -> None:
+    with closing(Wire(tmp_path / "kv.db", verdict.to_json(), IDLE + BROKEN_POOL)) as wire:
+        wire.load(model_path())
+        assert "result" in wire.ask(2)
+        with pytest.raises(AssertionError, match="the child died: 1"):
+            wire.receive()
+        last = wire.events[-1]
+        assert last["event"] == "integrity"
+        assert last["data"] == {"reason": "AssertionError: a page is lost or held twice"}
+        assert last["counters"]["integrity_failures"] == 1
+
+
+def test_the_pool_is_checked_once_after_each_burst_of_questions(tmp_path: Path, verdict: Verdict) -> None:
+    file = tmp_path / "checks"
+    file.touch()
+    before = f"{IDLE}\nCHECKS = {str(file)!r}\n{COUNTED_CHECKS}"
+    with closing(Wire(tmp_path / "kv.db", verdict.to_json(), before)) as wire:
+        wire.load(model_path())
+        for number in range(2, 5):
+            assert "result" in wire.ask(number)
+        poll(lambda: file.read_text() == "checked\n")
+        for number in range(5, 20):
+            wire.call(number, "stats")
+        assert "result" in wire.ask(20)
+        poll(lambda: file.read_text() == "checked\n" * 2)
+        wire.call(21, "shutdown")
+        assert wire.process.wait(10) == 0
+    assert file.read_text() == "checked\n" * 2
