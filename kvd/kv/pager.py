@@ -12,6 +12,7 @@ from time import perf_counter
 import torch
 
 from kvd.kv import codec
+from kvd.kv.bodies import Vector
 from kvd.kv.codec import Codec
 from kvd.kv.costs import Costs
 from kvd.kv.pool import HotPool, PoolFullError, Resident, Rows
@@ -24,10 +25,14 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A chunk's tokens, and those that stand between the shared prefix and it while its KV is made."""
+    """A chunk's tokens, and those that stand between the shared prefix and it while its KV is made.
+
+    `vector` says what the chunk is about; it is for the pool's policy and decides nothing about reuse.
+    """
 
     head: Tokens
     tokens: Tokens
+    vector: Vector | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +121,22 @@ class Pager:
         frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
         codec.decode(frame, self._shape)
 
-    def fetch(self, bodies: Sequence[Body]) -> list[Fetched | None]:
-        """Bring bodies into the pool from wherever they are; None for one that must be, or is better, computed.
+    def fetch(self, bodies: Sequence[Body], question: Vector | None = None) -> list[Fetched | None]:
+        """Bring a question's bodies into the pool from wherever they are; None for one that must be, or is better,
+        computed.
 
         What is returned is pinned until `release`. Raises `PoolFullError`, with nothing left pinned.
         """
+        chains = [self.addresses(body) for body in bodies]
+        self._pool.policy.asked(question)
+        for body, chain in zip(bodies, chains, strict=True):
+            self._pool.policy.wanted([link.key for link in chain], body.vector)
         bodies_found: list[Fetched | None] = []
-        for body in bodies:
+        for chain in chains:
             found = Fetched()
             bodies_found.append(found)
             try:
-                complete = self._fetch_chain(self.addresses(body), found)
+                complete = self._fetch_chain(chain, found)
             except PoolFullError:
                 self.release(bodies_found)
                 raise
@@ -172,6 +182,22 @@ class Pager:
             return None
         with self.spans.measure("dequantize"):
             return self._pool.put(link.key, link.tokens, payload.dequantized())
+
+    def prefetch(self, body: Body) -> bool:
+        """Bring a body that a question may want soon into the pool, if the store has it; whether all of it is there.
+
+        Nothing of it is pinned. A body of which the pool gave up a block in the last minute is left where it is: others
+        needed the room. Raises `PoolFullError`.
+        """
+        chain = self.addresses(body)
+        if any(self._pool.cooling_down(link.key) for link in chain):
+            return False
+        self._pool.policy.wanted([link.key for link in chain], body.vector)
+        found = Fetched()
+        try:
+            return self._fetch_chain(chain, found)
+        finally:
+            self.release([found])
 
     def add(self, body: Body, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.

@@ -37,6 +37,7 @@ class LoadParams:
     recompute: int
     short_headers: bool
     pool_bytes: int
+    eviction: str
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
+from kvd.kv.bodies import Vector
 from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
@@ -36,13 +37,17 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed."""
+    """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed.
+
+    `vector` says what the question is about.
+    """
 
     text: str
     pieces: Sequence[Piece]
     budget: int
     max_tokens: int
     reuse: bool = True
+    vector: Vector | None = None
 
 
 class Answerer:
@@ -193,7 +198,7 @@ class _Turn:
 
     def _fetch(self, reuse: Reuse, bodies: Sequence[Body]) -> list[Fetched]:
         """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
-        found = reuse.pager.fetch(bodies)
+        found = reuse.pager.fetch(bodies, self._question.vector)
         self.fetched += [body for body in found if body is not None]
         # Told before what replaces them is: both go by the same address.
         for block in reuse.pager.take_damaged():

@@ -66,7 +66,7 @@ class Placed:
 
 def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
     """What is stored of a piece: its body, made behind a header that gives its scope."""
-    return Body(prompts.neutral_header(piece.scope), piece.body)
+    return Body(prompts.neutral_header(piece.scope), piece.body, piece.vector)
 
 
 def place(

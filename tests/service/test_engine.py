@@ -30,6 +30,7 @@ LOAD = LoadParams(
     recompute=0,
     short_headers=False,
     pool_bytes=0,
+    eviction="combined",
 )
 
 Events = list[tuple[str, dict[str, Any]]]
