@@ -61,13 +61,14 @@ def _run_with_model(options: dict[str, Any]) -> None:
 
 
 def _run_paging(options: dict[str, Any]) -> None:
-    from kvd.bench import paging, sources
+    from kvd.bench import sources
 
     quiet_llama_log()
     folder = Path(options["work"] or paths.cache_dir() / "bench")
-    count, counted = sources.token_counter()
     _live_in(folder)
-    traces = sources.traces(options, folder, count, _say)
+    traces, counted = sources.traces(options, folder, _say)
+    from kvd.bench import paging
+
     result = paging.compare(traces, options["policies"], options["share"], paging.Costs(*options["costs"]), _say)
     _print({"command": options["command"], "tokens": counted, **result}, paging.lines, options)
 

@@ -102,11 +102,11 @@ class Bodies:
         """A body's blocks in the pool, the last one first."""
         return (key for key in reversed(self._chains[row]) if self._blocks.get(key) == row)
 
-    def nearness(self, vectors: Vector) -> Floats:
-        """`[rows, len(vectors)]`: each body's product with each of `vectors` (`[n, dimension]`)."""
-        if self.vectors.shape[1] != vectors.shape[1]:
-            return np.zeros((len(self.vectors), len(vectors)))
-        nearness: Floats = self.vectors @ vectors.T
+    def nearness(self, direction: Vector) -> Floats:
+        """`[rows]`: each body's product with `direction`; 0 for all where that is of another length."""
+        if self.vectors.shape[1] != direction.size:
+            return np.zeros(len(self.vectors))
+        nearness: Floats = self.vectors @ direction
         return nearness
 
     def _set_vector(self, row: int, vector: Vector) -> None:

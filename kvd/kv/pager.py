@@ -148,18 +148,24 @@ class Pager:
     def _fetch_chain(self, chain: Sequence[BlockAddress], found: Fetched) -> bool:
         """Pin the blocks of one body one by one; false at the first that has to be computed."""
         started = perf_counter()
-        missing = [link for link in chain if link.key not in self._pool]
+        hot = {link.key: block for link in chain if (block := self._pool.get(link.key, link.tokens)) is not None}
+        missing = [link for link in chain if link.key not in hot]
         if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
             return False
         frames = self._read(missing)
-        for link in chain:
-            tier, block = "hot", self._pool.get(link.key, link.tokens)
-            if block is None:
-                tier, block = "cold", self._load(link, frames.get(link.key))
-            if block is None:
-                return False
-            self._pool.pin([block])
-            found.append(block, tier)
+        # What is loaded must not take the place of the rest of the same body.
+        self._pool.pin(hot.values())
+        try:
+            for link in chain:
+                tier, block = "hot", hot.get(link.key)
+                if block is None:
+                    tier, block = "cold", self._load(link, frames.get(link.key))
+                if block is None:
+                    return False
+                self._pool.pin([block])
+                found.append(block, tier)
+        finally:
+            self._pool.unpin(hot.values())
         if missing:
             self.costs.load.observe(found.count("cold", 0), perf_counter() - started)
         self._used.update(link.key for link in chain)

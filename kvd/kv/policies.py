@@ -15,9 +15,14 @@ import numpy as np
 from kvd.errors import UsageError
 from kvd.kv.bodies import Bodies, Floats, Vector
 
-_RECENT = 0.7
-"""What a question counts after each further one, where the recent ones are meant."""
-_RATES = (0.5 ** (1 / 20), 0.5 ** (1 / 1000))
+_KEEP_QUESTIONS, _KEEP_CODE = 0.7, 0.8
+"""What a vector counts after one more question, where the recent ones are meant."""
+_HALF_LIFE = 2000
+"""Questions after which a use counts half."""
+_AGE, _NEAR = 0.2, 3.0
+"""Weights beside that of the logarithm of uses, which is 1."""
+_LEAST = 1e-9
+"""For rows that are in no use, which have no uses."""
 
 
 class Policy(Protocol):
@@ -68,18 +73,24 @@ class LeastRecentlyUsed:
 
 
 class Trail:
-    """The sum of vectors, of which earlier ones count less and less; empty until there is one."""
+    """Where vectors point on average, of which earlier ones count less and less."""
 
     def __init__(self, keep: float) -> None:
-        self.vector: Vector = np.zeros(0, np.float32)
+        self._sum: Vector = np.zeros(0, np.float32)
         self._keep = keep
 
     def fade(self) -> None:
-        self.vector *= self._keep
+        self._sum *= self._keep
 
     def add(self, vector: Vector | None) -> None:
         if vector is not None:
-            self.vector = self.vector + vector if self.vector.shape == vector.shape else vector.copy()
+            self._sum = self._sum + vector if self._sum.shape == vector.shape else vector.copy()
+
+    @property
+    def direction(self) -> Vector:
+        """Of length 1; 0, and perhaps empty, where there was nothing."""
+        direction: Vector = self._sum / max(float(np.linalg.norm(self._sum)), 1e-9)
+        return direction
 
 
 class _ByBody:
@@ -144,7 +155,7 @@ class Semantic(_ByBody):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recent = Trail(_RECENT)
+        self._recent = Trail(_KEEP_QUESTIONS)
 
     def asked(self, question: Vector | None) -> None:
         super().asked(question)
@@ -152,28 +163,27 @@ class Semantic(_ByBody):
         self._recent.add(question)
 
     def _worth(self) -> Floats:
-        return self._bodies.nearness(self._recent.vector[None])[:, 0]
+        return self._bodies.nearness(self._recent.direction)
 
 
 class Combined(_ByBody):
-    """Weighs how lately and how often questions wanted a body, and how near it is to what they are about lately.
+    """Weighs how often and how lately questions wanted a body, and how near it is to the code that they want lately.
 
-    The weights are fitted (docs/benchmarks.md) so that worth is, up to a constant, the logarithm of the odds that one
-    of the next questions wants the body. Counts of uses decay, at two rates, so that what was popular once goes in the
-    end; they are kept for a while after a body has left, so that it need not prove itself again.
+    The sum is about the logarithm of the odds that one of the next hundred questions wants the body; its weights come
+    from a logistic regression on generated traces (docs/benchmarks.md), as does the choice of these three out of some
+    twenty. Uses decay, so that what was popular once goes in the end. They are remembered for a while after a body has
+    left, as in LRFU (Lee et al. 2001) and ARC's ghost lists (Megiddo and Modha 2003): it need not prove itself again.
     """
 
-    rates = _RATES
+    rates = (0.5 ** (1 / _HALF_LIFE),)
 
     def __init__(self) -> None:
         super().__init__()
-        self._questions, self._code = Trail(_RECENT), Trail(_RECENT)
+        self._code = Trail(_KEEP_CODE)
 
     def asked(self, question: Vector | None) -> None:
         super().asked(question)
-        self._questions.fade()
         self._code.fade()
-        self._questions.add(question)
 
     def wanted(self, keys: Sequence[bytes], chunk: Vector | None) -> None:
         super().wanted(keys, chunk)
@@ -181,10 +191,9 @@ class Combined(_ByBody):
 
     def _worth(self) -> Floats:
         bodies = self._bodies
-        age = (bodies.now - bodies.last)[:, None]
-        uses = np.log(bodies.uses * bodies.rates**age + 1e-6)
-        near = [bodies.nearness(trail.vector[None])[:, 0] for trail in (self._questions, self._code)]
-        worth: Floats = uses @ np.float64([0.5, 0.5]) + 1.0 * near[0] + 1.0 * near[1]
+        age = np.maximum(1, bodies.now - bodies.last)
+        uses = np.log(np.maximum(bodies.uses[:, 0], _LEAST)) + age * np.log(self.rates[0])
+        worth: Floats = uses - _AGE * np.log(age) + _NEAR * bodies.nearness(self._code.direction)
         return worth
 
 

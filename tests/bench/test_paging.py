@@ -107,8 +107,8 @@ def test_the_report_has_a_row_for_each_policy_and_the_bound() -> None:
 
 def test_a_trace_survives_being_written(tmp_path: Path) -> None:
     builder = TraceBuilder()
-    chunks = [TraceChunk("a", 20, np.float32([1, 0])), TraceChunk("b", 7, None)]
-    builder.add(np.float32([0.5, 0.25]), chunks)
+    chunks = [TraceChunk("a", 20, np.array([1, 0], np.float32)), TraceChunk("b", 7, None)]
+    builder.add(np.array([0.5, 0.25], np.float32), chunks)
     builder.add(None, [chunks[1], chunks[0], chunks[1]])
     write_trace(builder.trace("mine"), tmp_path / "new" / "mine.jsonl")
     trace = read_trace(tmp_path / "new" / "mine.jsonl")

@@ -4,6 +4,7 @@
     garbage       write what is no frame                       deaf       like slow, but ignores cancel
     store         send blocks, touch and drop                  fail       answer with an error
     say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
+    vectors       answer the lengths of the question's vector and of the chunks'
     anything else: "It is in [1]."
 
 A model named `fail-to-load`, `die-at-load` or `slow-to-load` does that when it is loaded.
@@ -19,7 +20,9 @@ import threading
 import time
 from typing import Any
 
-from kvd.worker.protocol import encode_frame, read_frame
+from numpy.linalg import norm
+
+from kvd.worker.protocol import decode_vector, encode_frame, read_frame
 
 Message = dict[str, Any]
 TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "generated": 5}
@@ -87,6 +90,8 @@ def ask(number: int, params: Message) -> None:
         send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
         return
     text = rest if verb == "say" else "It is in [1]."
+    if verb == "vectors":
+        text = " ".join(f"{norm(decode_vector(item['vector'])):.2f}" for item in (params, *params["chunks"]))
     if verb == "count":
         for _ in range(int(rest.split()[0])):
             say(number, "word ")

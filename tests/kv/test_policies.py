@@ -18,7 +18,7 @@ from kvd.types import KVShape
 SHAPE = KVShape(n_layer=1, width=1)
 PAGE_BYTES = PAGE_TOKENS * SHAPE.bytes_per_token
 KV = torch.zeros((1, 2, 200, 1), dtype=torch.float16)
-ONE, OTHER = np.float32([1, 0]), np.float32([0, 1])
+ONE, OTHER = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
 
 
 def a_pool(policy: Policy, pages: int) -> HotPool:
@@ -70,8 +70,8 @@ def test_semantic_without_vectors_gives_up_what_was_wanted_longest_ago() -> None
 def test_vectors_of_another_length_replace_those_before() -> None:
     pool = a_pool(Semantic(), 2)
     ask(pool, "a", question=ONE, chunk=ONE)
-    ask(pool, "b", question=np.float32([1, 0, 0]), chunk=np.float32([1, 0, 0]))
-    ask(pool, "c", question=np.float32([1, 0, 0]), chunk=np.float32([1, 0, 0]))
+    ask(pool, "b", question=np.array([1, 0, 0], np.float32), chunk=np.array([1, 0, 0], np.float32))
+    ask(pool, "c", question=np.array([1, 0, 0], np.float32), chunk=np.array([1, 0, 0], np.float32))
     assert held(pool) == "b0 c0"
 
 
@@ -213,7 +213,7 @@ class PolicyMachine(RuleBasedStateMachine):
         tokens=st.integers(1, 40),
     )
     def ask(self, bodies: list[tuple[int, int]], angle: float | None, tokens: int) -> None:
-        vector = None if angle is None else np.float32([np.cos(angle), np.sin(angle)])
+        vector = None if angle is None else np.array([np.cos(angle), np.sin(angle)], np.float32)
         self.pool.policy.asked(vector)
         # Bodies of one number share their first blocks.
         chains = [[bytes([number, index]) for index in range(length)] for number, length in bodies]
