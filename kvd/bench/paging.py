@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Outcome:
     hot_bodies: int = 0
     evictions: int = 0
     seconds: float = 0.0
-    """Spent in pool and policy."""
+    """Of the CPU, spent in pool and policy."""
     ttft: list[float] = field(default_factory=list)
     """Milliseconds by question."""
 
@@ -100,7 +100,7 @@ def simulate(trace: Trace, policy: Policy, pages: int, costs: Costs) -> Outcome:
     bodies = [_addressed(number, chunk.tokens) for number, chunk in enumerate(trace.chunks)]
     outcome, seen = Outcome(), set[int]()
     for ask in trace.asks:
-        started = perf_counter()
+        started = process_time()
         policy.asked(ask.vector)
         for number in ask.chunks:
             policy.wanted(list(bodies[number]), trace.chunks[number].vector)
@@ -113,7 +113,7 @@ def simulate(trace: Trace, policy: Policy, pages: int, costs: Costs) -> Outcome:
                 pinned.append(found or pool.put(key, tokens, kv[:, :, : len(tokens)]))
                 pool.pin(pinned[-1:])
         pool.unpin(pinned)
-        outcome.seconds += perf_counter() - started
+        outcome.seconds += process_time() - started
         outcome.count(costs, [trace.chunks[number].tokens for number in ask.chunks], hot, _new(ask, seen))
     outcome.evictions = pool.evictions
     return outcome

@@ -12,7 +12,7 @@ Vector = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating[Any]]
 Rows = npt.NDArray[np.intp]
 
-_REMEMBERED = 8
+_REMEMBERED = 4
 """Bodies that left are remembered up to so many times the number of those that are there, at least `_FEW`."""
 _FEW = 1024
 
@@ -102,11 +102,11 @@ class Bodies:
         """A body's blocks in the pool, the last one first."""
         return (key for key in reversed(self._chains[row]) if self._blocks.get(key) == row)
 
-    def nearness(self, direction: Vector) -> Floats:
+    def nearness(self, rows: Rows, direction: Vector) -> Floats:
         """`[rows]`: each body's product with `direction`; 0 for all where that is of another length."""
         if self.vectors.shape[1] != direction.size:
-            return np.zeros(len(self.vectors))
-        nearness: Floats = self.vectors @ direction
+            return np.zeros(len(rows))
+        nearness: Floats = self.vectors[rows] @ direction
         return nearness
 
     def _set_vector(self, row: int, vector: Vector) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from kvd.errors import UsageError
-from kvd.kv.bodies import Bodies, Floats, Vector
+from kvd.kv.bodies import Bodies, Floats, Rows, Vector
 
 _KEEP_QUESTIONS, _KEEP_CODE = 0.7, 0.8
 """What a vector counts after one more question, where the recent ones are meant."""
@@ -21,8 +21,6 @@ _HALF_LIFE = 2000
 """Questions after which a use counts half."""
 _AGE, _NEAR = 0.2, 3.0
 """Weights beside that of the logarithm of uses, which is 1."""
-_LEAST = 1e-9
-"""For rows that are in no use, which have no uses."""
 
 
 class Policy(Protocol):
@@ -141,12 +139,12 @@ class _ByBody:
 
     def _rank(self) -> None:
         bodies, rows = self._bodies, self._bodies.in_play()
-        worth = np.where(bodies.last[rows] == bodies.now, np.inf, self._worth()[rows])
+        worth = np.where(bodies.last[rows] == bodies.now, np.inf, self._worth(rows))
         self._order = rows[np.lexsort((bodies.touched[rows], worth))].tolist()
         self._start, self._ranked = 0, True
 
-    def _worth(self) -> Floats:
-        """What each row is worth keeping for."""
+    def _worth(self, rows: Rows) -> Floats:
+        """What the bodies of these rows are worth, one relative to the other."""
         raise NotImplementedError
 
 
@@ -162,8 +160,8 @@ class Semantic(_ByBody):
         self._recent.fade()
         self._recent.add(question)
 
-    def _worth(self) -> Floats:
-        return self._bodies.nearness(self._recent.direction)
+    def _worth(self, rows: Rows) -> Floats:
+        return self._bodies.nearness(rows, self._recent.direction)
 
 
 class Combined(_ByBody):
@@ -189,11 +187,12 @@ class Combined(_ByBody):
         super().wanted(keys, chunk)
         self._code.add(chunk)
 
-    def _worth(self) -> Floats:
+    def _worth(self, rows: Rows) -> Floats:
         bodies = self._bodies
-        age = np.maximum(1, bodies.now - bodies.last)
-        uses = np.log(np.maximum(bodies.uses[:, 0], _LEAST)) + age * np.log(self.rates[0])
-        worth: Floats = uses - _AGE * np.log(age) + _NEAR * bodies.nearness(self._code.direction)
+        # What is wanted now has age 0; it is kept whatever this says.
+        age = np.maximum(1, bodies.now - bodies.last[rows])
+        uses = np.log(bodies.uses[rows, 0]) + age * np.log(self.rates[0])
+        worth: Floats = uses - _AGE * np.log(age) + _NEAR * bodies.nearness(rows, self._code.direction)
         return worth
 
 
