@@ -196,22 +196,29 @@ def compare(traces: Sequence[Trace], names: Sequence[str], share: float, costs: 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """The table."""
-    traces = result["traces"]
-    for name, unit in (("questions", ""), ("tokens", " recalled"), ("distinct_tokens", " of them distinct")):
-        yield f"{mean([trace[name] for trace in traces]).value:,.0f} {name.replace('_', ' ')}{unit} a trace (mean)"
-    yield f"{len(traces)} traces, pool of {result['share']:.0%} of the distinct tokens; means [95 %]"
+    means = {name: mean([trace[name] for trace in result["traces"]]).value for name in _COUNTS}
+    yield f"{len(result['traces'])} traces, means: " + ", ".join(
+        f"{means[name]:,.0f} {words}" for name, words in _COUNTS.items()
+    )
+    yield f"pool of {result['share']:.0%} of the distinct tokens; means over the traces [95 %]"
     yield (
-        f"{'':10} {'hot tokens':22} {'of the bound':22} {'hot bodies':>10} {'median TTFT':>12} {'p95':>8} "
-        f"{'evictions':>10} {'us/question':>11}"
+        f"{'':10} {'hot tokens':22} {'of the bound':22} {'hot bodies':>10} {'median TTFT':>12} {'p95':>10} "
+        f"{'evictions':>10} {'CPU/question':>12}"
     )
     for row in result["rows"]:
-        figures = {name: [entry[name] for entry in row["figures"]] for name in row["figures"][0]}
+        figures = {name: mean([entry[name] for entry in row["figures"]]) for name in row["figures"][0]}
+        # The bound counts bodies that lost something, not blocks, and is computed without a pool.
+        ours = row["name"] != BELADY
+        evictions = f"{figures['evictions'].value:,.0f}" if ours else ""
+        spent = f"{figures['us_per_question'].value:,.0f} us" if ours else ""
         yield (
-            f"{row['name']:10} {_interval(mean(figures['hit_rate'])):22} {_interval(mean(figures['of_belady'])):22} "
-            f"{mean(figures['body_hit_rate']).value:>10.1%} {mean(figures['ttft_median_ms']).value:>9,.0f} ms "
-            f"{mean(figures['ttft_p95_ms']).value:>8,.0f} {mean(figures['evictions']).value:>10,.0f} "
-            f"{mean(figures['us_per_question']).value:>11,.0f}"
+            f"{row['name']:10} {_interval(figures['hit_rate']):22} {_interval(figures['of_belady']):22} "
+            f"{figures['body_hit_rate'].value:>10.1%} {figures['ttft_median_ms'].value:>9,.0f} ms "
+            f"{figures['ttft_p95_ms'].value:>7,.0f} ms {evictions:>10} {spent:>12}"
         )
+
+
+_COUNTS = {"questions": "questions", "tokens": "tokens recalled", "distinct_tokens": "of them distinct"}
 
 
 def _interval(estimate: Estimate) -> str:
