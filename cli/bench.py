@@ -6,11 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer()
+
+
+class Eviction(StrEnum):
+    """Values of the setting `eviction`."""
+
+    LRU = "lru"
+    SEMANTIC = "semantic"
+    COMBINED = "combined"
 
 
 @app.callback()
@@ -58,6 +67,56 @@ def kv(
 def codec(limit: Limit = 6, questions: Questions = None, work: Work = None, as_json: Json = False) -> None:
     """Ways to quantize KV, on real chunks: bits, errors, and what answers lose."""
     raise typer.Exit(_run("codec", False, limit, questions, work, as_json, {}))
+
+
+@app.command()
+def paging(
+    repo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--repo", metavar="PATH", help="Ask about this clone's commits; several times. Else question sets."
+        ),
+    ] = None,
+    trace: Annotated[
+        list[str] | None, typer.Option("--trace", metavar="FILE", help="Replay a recorded trace; several times.")
+    ] = None,
+    save: Annotated[str | None, typer.Option("--save", metavar="DIR", help="Write generated traces to DIR.")] = None,
+    retrieval: Annotated[
+        str | None, typer.Option("--retrieval", metavar="DIR", help="Add queries of DIR/annotations/NAME.json.")
+    ] = None,
+    policy: Annotated[
+        list[Eviction] | None, typer.Option("--policy", help="Only this policy; several times.", show_default="all")
+    ] = None,
+    share: Annotated[
+        float, typer.Option("--share", min=0.001, max=1.0, help="The pool's part of a trace's distinct tokens.")
+    ] = 0.25,
+    asks: Annotated[int, typer.Option("--asks", metavar="N", min=10, help="Questions of a generated trace.")] = 4000,
+    commits: Annotated[int, typer.Option("--commits", metavar="N", min=1, help="At most N of each clone.")] = 2000,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Generate N traces.")] = 5,
+    first_seed: Annotated[int, typer.Option("--first-seed", metavar="N", min=0, help="The first one's seed.")] = 1,
+    costs: Annotated[
+        tuple[float, float, float, float],
+        typer.Option("--costs", metavar="HOT COLD NEW REST", help="Milliseconds of a token by tier; of the rest."),
+    ] = (0.027, 0.18, 26.7, 4544.0),
+    questions: Questions = None,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """What leaves the hot pool first: policies on traces of questions, against the best that is possible."""
+    options = {
+        "repos": [os.path.abspath(path) for path in repo or ()],
+        "traces": [os.path.abspath(path) for path in trace or ()],
+        "save": _absolute(save),
+        "retrieval": _absolute(retrieval),
+        "policies": [item.value for item in policy or Eviction],
+        "share": share,
+        "asks": asks,
+        "commits": commits,
+        "seeds": seeds,
+        "first_seed": first_seed,
+        "costs": costs,
+    }
+    raise typer.Exit(_run("paging", False, 0, questions, work, as_json, options))
 
 
 def _absolute(path: str | None) -> str | None:

@@ -35,6 +35,8 @@ class Settings:
     """Tell the model a chunk's number alone, not its place and scope: the answer starts sooner and is poorer."""
     resident_prompts: int = 8
     """Prompts that may stay in the model's cells, for questions that recall the same code in the same order."""
+    eviction: str = "combined"
+    """What leaves the hot pool first: lru (unused for longest), semantic (unlike recent questions) or combined."""
     pool_bytes: int = 0
     """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB, at least one full context."""
     store_bytes: int = 8_000_000_000
@@ -48,6 +50,7 @@ class Settings:
 _MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
 _MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64, "resident_prompts": 8}
 _LARGEST = 1 << 40
+_CHOICES = {"eviction": ("lru", "semantic", "combined")}
 
 
 def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
@@ -56,6 +59,8 @@ def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
     if isinstance(value, int) and kind is int and not _MINIMUM.get(name, 0) <= value <= _MAXIMUM.get(name, _LARGEST):
         bounds = f"between {_MINIMUM.get(name, 0)} and {_MAXIMUM.get(name, _LARGEST)}"
         raise UsageError(f"{name} must be {bounds}, not {value}", hint=f"edit {file}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise UsageError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r}", hint=f"edit {file}")
     return value
 
 

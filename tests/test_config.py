@@ -19,8 +19,8 @@ def test_no_file_means_the_defaults() -> None:
 
 
 def test_a_file_overrides() -> None:
-    write("n_ctx = 4096\nreuse = false\n")
-    assert load_settings() == Settings(n_ctx=4096, reuse=False)
+    write("n_ctx = 4096\nreuse = false\neviction = 'lru'\n")
+    assert load_settings() == Settings(n_ctx=4096, reuse=False, eviction="lru")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,8 @@ def test_a_file_overrides() -> None:
         ("store_bytes = -1", "store_bytes must be between 0"),
         ("threads = 100000", "threads must be between 0 and 512"),
         ("pool_bytes = 99999999999999999999999", "pool_bytes must be between"),
+        ("eviction = 'clock'", "eviction must be one of lru, semantic, combined, not 'clock'"),
+        ("eviction = 1", "eviction must be str, not 1"),
         ("modle = 'x'", "unknown setting 'modle'"),
     ],
 )

@@ -36,6 +36,13 @@ def main() -> int:
 
 
 def _run(options: dict[str, Any]) -> None:
+    if options["kind"] == "paging":
+        _run_paging(options)
+    else:
+        _run_with_model(options)
+
+
+def _run_with_model(options: dict[str, Any]) -> None:
     from kvd.bench import codec, questions
     from kvd.models.active import active_model
 
@@ -51,6 +58,19 @@ def _run(options: dict[str, Any]) -> None:
         _print(codec.measure(model, folder, Settings(), asked, _say), codec.lines, options)
     else:
         _run_kv(options, model, folder, asked)
+
+
+def _run_paging(options: dict[str, Any]) -> None:
+    from kvd.bench import sources
+
+    quiet_llama_log()
+    folder = Path(options["work"] or paths.cache_dir() / "bench")
+    _live_in(folder)
+    traces, counted = sources.traces(options, folder, _say)
+    from kvd.bench import paging
+
+    result = paging.compare(traces, options["policies"], options["share"], paging.Costs(*options["costs"]), _say)
+    _print({"command": options["command"], "tokens": counted, **result}, paging.lines, options)
 
 
 def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Sequence[BenchQuestion]) -> None:

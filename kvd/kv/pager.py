@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 
 from kvd.kv import codec
+from kvd.kv.bodies import Vector
 from kvd.kv.codec import Codec
 from kvd.kv.costs import Costs
 from kvd.kv.pool import HotPool, PoolFullError, Resident, Rows
@@ -25,10 +26,14 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A chunk's tokens, and those that stand between the shared prefix and it while its KV is made."""
+    """A chunk's tokens, and those that stand between the shared prefix and it while its KV is made.
+
+    `vector` says what the chunk is about; it is for the pool's policy and decides nothing about reuse.
+    """
 
     head: Tokens
     tokens: Tokens
+    vector: Vector | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +131,26 @@ class Pager:
         frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
         codec.decode(frame, self._shape)
 
-    def fetch(self, bodies: Sequence[Body]) -> list[Fetched | None]:
-        """Bring bodies into the pool from wherever they are; None for one that must be, or is better, computed.
+    def fetch(
+        self, bodies: Sequence[Body], question: Vector | None = None, resident: Sequence[Body] = ()
+    ) -> list[Fetched | None]:
+        """Bring a question's bodies into the pool from wherever they are; None for one that must be, or is better,
+        computed.
 
-        What is returned is pinned until `release`. Raises `PoolFullError`, with nothing left pinned.
+        What is returned is pinned until `release`. `resident` bodies are in cells already and only count as used. Raises
+        `PoolFullError`, with nothing left pinned.
         """
+        chains = [self.addresses(body) for body in bodies]
+        self.pool.policy.asked(question)
+        for body in (*resident, *bodies):
+            self.pool.policy.wanted([link.key for link in self.addresses(body)], body.vector)
+        self._used.update(link.key for body in resident for link in self.addresses(body))
         bodies_found: list[Fetched | None] = []
-        for body in bodies:
+        for chain in chains:
             found = Fetched()
             bodies_found.append(found)
             try:
-                complete = self._fetch_chain(self.addresses(body), found)
+                complete = self._fetch_chain(chain, found)
             except PoolFullError:
                 self.release(bodies_found)
                 raise
@@ -148,21 +162,27 @@ class Pager:
     def _fetch_chain(self, chain: Sequence[BlockAddress], found: Fetched) -> bool:
         """Pin the blocks of one body one by one; false at the first that has to be computed."""
         started = perf_counter()
-        missing = [link for link in chain if link.key not in self.pool]
-        self.counts.update(hot_hit=len(chain) - len(missing), hot_miss=len(missing))
+        hot = {link.key: block for link in chain if (block := self.pool.get(link.key, link.tokens)) is not None}
+        missing = [link for link in chain if link.key not in hot]
+        self.counts.update(hot_hit=len(hot), hot_miss=len(missing))
         if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
             self.counts["cold_declined"] += len(missing)
             return False
         frames = self._read(missing)
         self.counts.update(cold_hit=len(frames), cold_miss=len(missing) - len(frames))
-        for link in chain:
-            tier, block = "hot", self.pool.get(link.key, link.tokens)
-            if block is None:
-                tier, block = "cold", self._load(link, frames.get(link.key))
-            if block is None:
-                return False
-            self.pool.pin([block])
-            found.append(block, tier)
+        # What is loaded must not take the place of the rest of the same body.
+        self.pool.pin(hot.values())
+        try:
+            for link in chain:
+                tier, block = "hot", hot.get(link.key)
+                if block is None:
+                    tier, block = "cold", self._load(link, frames.get(link.key))
+                if block is None:
+                    return False
+                self.pool.pin([block])
+                found.append(block, tier)
+        finally:
+            self.pool.unpin(hot.values())
         if missing:
             self.costs.load.observe(found.count("cold", 0), perf_counter() - started)
         self._used.update(link.key for link in chain)
@@ -187,6 +207,22 @@ class Pager:
             block = self.pool.put(link.key, link.tokens, payload.dequantized())
         self.counts["swapped_in"] += 1
         return block
+
+    def prefetch(self, body: Body) -> bool:
+        """Bring a body that a question may want soon into the pool, if the store has it; whether all of it is there.
+
+        Nothing of it is pinned. A body of which the pool gave up a block in the last minute is left where it is: others
+        needed the room. Raises `PoolFullError`.
+        """
+        chain = self.addresses(body)
+        if any(self.pool.cooling_down(link.key) for link in chain):
+            return False
+        self.pool.policy.wanted([link.key for link in chain], body.vector)
+        found = Fetched()
+        try:
+            return self._fetch_chain(chain, found)
+        finally:
+            self.release([found])
 
     def add(self, body: Body, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.
@@ -224,10 +260,6 @@ class Pager:
         """Blocks found damaged since the last call, to be dropped from the store."""
         damaged, self._damaged = self._damaged, []
         return damaged
-
-    def mark_used(self, bodies: Sequence[Body]) -> None:
-        """Count as used what was not fetched because cells still hold it."""
-        self._used.update(link.key for body in bodies for link in self.addresses(body))
 
     def take_used(self) -> set[bytes]:
         """Keys of blocks found since the last call, to be marked as used in the store."""

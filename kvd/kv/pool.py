@@ -5,23 +5,27 @@ a sequence, which grows and is copied before it is written when two sequences sh
 
 Invariants (`check_integrity` proves them): every page is either free or in exactly one block's table; a block's
 table has just enough pages for its tokens; allocation never moves data; a pinned block is never evicted.
+Which of the others leave is up to a policy (`kvd.kv.policies`).
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kvd.errors import UsageError
+from kvd.kv.policies import LeastRecentlyUsed, Policy
 from kvd.types import KVShape
 
 PAGE_TOKENS = 16
-
+COOL_DOWN_SECONDS = 60.0
+"""What was evicted within that time is not brought back before a question wants it."""
 
 _AUTOMATIC_CAP = 2_000_000_000
 
@@ -65,13 +69,20 @@ class Resident:
 
 
 class HotPool:
-    """Blocks by content address, least recently used out first.
+    """Blocks by content address; `policy` says which leave first, the least recently used where none is given.
 
     `capacity_bytes` is a hard cap; memory is taken once, at construction (untouched pages of host memory cost
-    nothing until they are used).
+    nothing until they are used). `clock` gives seconds.
     """
 
-    def __init__(self, shape: KVShape, capacity_bytes: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        capacity_bytes: int,
+        device: torch.device | None = None,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         page_bytes = PAGE_TOKENS * shape.bytes_per_token
         self._shape = shape
         self._pages = torch.empty(
@@ -80,8 +91,12 @@ class HotPool:
             device=device,
         )
         self._free = list(range(len(self._pages)))
-        self._blocks: OrderedDict[bytes, Resident] = OrderedDict()
+        self._blocks: dict[bytes, Resident] = {}
         self._tails: list[Resident] = []
+        self.policy = policy or LeastRecentlyUsed()
+        self._clock = clock
+        self._evicted: OrderedDict[bytes, float] = OrderedDict()
+        """When blocks were evicted, oldest first; those that are cooling down and, until the next one, a few more."""
         self.evictions = 0
 
     def touch(self, tokens: int) -> None:
@@ -93,23 +108,24 @@ class HotPool:
         return key in self._blocks
 
     def get(self, key: bytes, tokens: Sequence[int]) -> Resident | None:
-        """The block at `key` if it covers exactly `tokens`; it becomes the most recently used."""
+        """The block at `key` if it covers exactly `tokens`; that counts as a use."""
         block = self._blocks.get(key)
         if block is None or block.tokens != tuple(tokens):
             return None
-        self._blocks.move_to_end(key)
+        self.policy.used(key)
         return block
 
     def put(self, key: bytes, tokens: Sequence[int], kv: torch.Tensor) -> Resident:
         """Copy a decoded block in, making room if need be; `kv` is `[n_layer, 2, tokens, width]`.
 
-        Raises `PoolFullError`; then nothing has changed but that unpinned blocks may have been evicted.
+        Raises `PoolFullError`; then nothing has changed but that a former block at `key` is gone.
         """
         if key in self._blocks:
             self.discard(key)
         block = Resident((), ())
         self._extend(block, tokens, kv)
         self._blocks[key] = block
+        self.policy.added(key)
         return block
 
     def _extend(self, block: Resident, tokens: Sequence[int], kv: torch.Tensor) -> None:
@@ -166,18 +182,44 @@ class HotPool:
             self._free.extend(tail.pages)
 
     def _make_room(self, pages: int) -> None:
-        while len(self._free) < pages:
-            victim = next((key for key, block in self._blocks.items() if not block.pins), None)
-            if victim is None:
-                raise PoolFullError(f"no {pages} free pages")
-            self.discard(victim)
-            self.evictions += 1
+        missing = pages - len(self._free)
+        if missing > 0:
+            for victim in self._victims(missing):
+                self._evict(victim)
+
+    def _victims(self, pages: int) -> list[bytes]:
+        """The first blocks to leave that hold so many pages together."""
+        chosen = []
+        for key in self.policy.victims():
+            block = self._blocks[key]
+            if block.pins:
+                continue
+            chosen.append(key)
+            pages -= len(block.pages)
+            if pages <= 0:
+                return chosen
+        raise PoolFullError(f"no {pages} more pages can be freed")
+
+    def _evict(self, key: bytes) -> None:
+        self.discard(key)
+        self.evictions += 1
+        now = self._clock()
+        self._evicted[key] = now
+        self._evicted.move_to_end(key)
+        while now - next(iter(self._evicted.values())) >= COOL_DOWN_SECONDS:
+            self._evicted.popitem(last=False)
+
+    def cooling_down(self, key: bytes) -> bool:
+        """Whether the block was evicted so lately that only a question brings it back, not a guess at the next one."""
+        evicted = self._evicted.get(key)
+        return evicted is not None and self._clock() - evicted < COOL_DOWN_SECONDS
 
     def discard(self, key: bytes) -> None:
         """Free a block's pages; raises `ValueError` if it is pinned."""
         if self._blocks[key].pins:
             raise ValueError("block is pinned")
         self._free.extend(self._blocks.pop(key).pages)
+        self.policy.removed(key)
 
     def pin(self, blocks: Iterable[Resident]) -> None:
         for block in blocks:
@@ -219,6 +261,8 @@ class HotPool:
         """Raises `AssertionError` when free list and block tables disagree."""
         used = [page for block in self.blocks() for page in block.pages]
         assert sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice"
+        proposed = list(self.policy.victims())
+        assert sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool"
         for block in self.blocks():
             assert len(block.pages) == _pages_for(len(block.tokens)), "a block table has a wrong length"
             assert block.pins >= 0, "negative pins"

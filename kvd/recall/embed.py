@@ -39,6 +39,11 @@ def label(embedder: Embedder) -> str:
     return f"{embedder.name}/{embedder.version}/{embedder.dimension}"
 
 
+def embedded_text(path: str, scope: str, text: str) -> str:
+    """What is embedded of a chunk."""
+    return f"{path} {scope}\n{text}"
+
+
 _GRAM_SIZES = (3, 4, 5)
 _WORD_WEIGHT = 0.6
 _GRAMS_WEIGHT = 1.0

@@ -15,7 +15,7 @@ import apsw
 
 from kvd.errors import CancelledError, StoreError
 from kvd.recall import database
-from kvd.recall.embed import Embedder, label
+from kvd.recall.embed import Embedder, embedded_text, label
 from kvd.recall.words import words
 from kvd.types import Chunk
 
@@ -117,7 +117,7 @@ class IndexWriter:
             )
             if not rows:
                 return
-            texts = [_embedded_text(str(path), str(scope), str(text)) for _, scope, text, path in rows]
+            texts = [embedded_text(str(path), str(scope), str(text)) for _, scope, text, path in rows]
             self._add_vectors([int(row[0]) for row in rows], texts)
             last = int(rows[-1][0])
 
@@ -130,7 +130,7 @@ class IndexWriter:
             for file in files:
                 for chunk_id, chunk in self._put_one(file):
                     ids.append(chunk_id)
-                    texts.append(_embedded_text(chunk.path, chunk.scope, chunk.text))
+                    texts.append(embedded_text(chunk.path, chunk.scope, chunk.text))
             for start in range(0, len(ids), _EMBED_BATCH):
                 self._add_vectors(ids[start : start + _EMBED_BATCH], texts[start : start + _EMBED_BATCH])
 
@@ -256,7 +256,3 @@ def as_int8(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
 
     scaled: NDArray[np.int8] = np.rint(vectors * VECTOR_SCALE).astype(np.int8)
     return scaled
-
-
-def _embedded_text(path: str, scope: str, text: str) -> str:
-    return f"{path} {scope}\n{text}"

@@ -12,10 +12,12 @@ from typing import Any
 from kvd import paths
 from kvd.config import Settings
 from kvd.models.active import ActiveModel, active_model
+from kvd.recall.embed import default_embedder, embedded_text
 from kvd.service.citations import cited_chunks
 from kvd.service.engine import EngineClient, LoadParams
 from kvd.service.repositories import Repositories
 from kvd.types import Hit, Progress
+from kvd.worker.protocol import encode_vector
 
 Emit = Callable[[dict[str, Any]], None]
 """Gets the values of `$/progress`, in the event loop."""
@@ -89,7 +91,8 @@ class Asker:
             elif event == "stage":
                 emit({"kind": "stage", **data})
 
-        answer = await self._engine.ask(_load_params(settings, model), _ask_params(question, settings, hits), on_event)
+        params = await asyncio.to_thread(_ask_params, question, settings, hits)
+        answer = await self._engine.ask(_load_params(settings, model), params, on_event)
         return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
 
 
@@ -147,14 +150,23 @@ def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
         short_headers=settings.short_headers,
         resident_prompts=settings.resident_prompts,
         pool_bytes=settings.pool_bytes,
+        eviction=settings.eviction,
     )
 
 
 def _ask_params(question: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
+    """The vectors are for the hot pool's policy."""
     fields = ("path", "start_line", "end_line", "scope", "language", "text")
+    embedder = default_embedder()
+    texts = [embedded_text(hit.chunk.path, hit.chunk.scope, hit.chunk.text) for hit in hits]
+    chunks = [
+        {**{name: getattr(hit.chunk, name) for name in fields}, "vector": encode_vector(vector)}
+        for hit, vector in zip(hits, embedder.embed_documents(texts), strict=True)
+    ]
     return {
         "question": question.text,
-        "chunks": [{name: getattr(hit.chunk, name) for name in fields} for hit in hits],
+        "vector": encode_vector(embedder.embed_query(question.text)),
+        "chunks": chunks,
         "budget": settings.budget,
         "max_tokens": settings.max_tokens,
         "reuse": settings.reuse if question.reuse is None else question.reuse and settings.reuse,

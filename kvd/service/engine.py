@@ -39,6 +39,7 @@ class LoadParams:
     short_headers: bool
     resident_prompts: int
     pool_bytes: int
+    eviction: str
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -86,7 +86,7 @@ class Metrics:
         return {
             "written_blocks": (self._counter("written_blocks", "Blocks written to the cold store."),),
             "lost_blocks": (dropped.labels("unwritten"),),
-            "corrupt_blocks": (dropped.labels("damaged"),),
+            "dropped_damaged": (dropped.labels("damaged"),),
             "evicted_cap": (evictions.labels("cold", "cap"),),
             "evicted_foreign": (evictions.labels("cold", "foreign"),),
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
+from kvd.kv.bodies import Vector
 from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
@@ -37,13 +38,17 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed."""
+    """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed.
+
+    `vector` says what the question is about.
+    """
 
     text: str
     pieces: Sequence[Piece]
     budget: int
     max_tokens: int
     reuse: bool = True
+    vector: Vector | None = None
 
 
 class Answerer:
@@ -196,14 +201,13 @@ class _Turn:
         # cells of another prompt do not hold that, and only all of them will do.
         length = self._resident.begin([_content(item) for item in placed], whole=self._recompute > 0)
         resident, new = [replace(item, resident=True) for item in placed[:length]], placed[length:]
-        reuse.pager.mark_used(bodies[:length])
-        if not new:
-            return resident
         self._resident.make_room(sum(len(item.fresh) + len(item.body.tokens) for item in new) + self._rest)
         try:
-            stored = self._fetch(reuse, bodies[length:])
+            stored = self._fetch(reuse, bodies[length:], bodies[:length])
         except PoolFullError:
             return None
+        if not new:
+            return resident
         new = filled(new, stored)
         if not reuse.set_bodies(new, resident):
             return None
@@ -211,9 +215,9 @@ class _Turn:
             reuse.join(new, self._listener.step)
         return [*resident, *new]
 
-    def _fetch(self, reuse: Reuse, bodies: Sequence[Body]) -> list[Fetched]:
+    def _fetch(self, reuse: Reuse, bodies: Sequence[Body], resident: Sequence[Body]) -> list[Fetched]:
         """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
-        found = reuse.pager.fetch(bodies)
+        found = reuse.pager.fetch(bodies, self._question.vector, resident)
         self.fetched += [body for body in found if body is not None]
         # Told before what replaces them is: both go by the same address.
         for block in reuse.pager.take_damaged():

@@ -17,6 +17,7 @@ from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
 from kvd.kv.codec import INT4
 from kvd.kv.pager import Damaged, Pager
+from kvd.kv.policies import policy_named
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
@@ -25,7 +26,7 @@ from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.gate import VERDICTS, Gate, Verdict, gate_key, verdict_from_json
 from kvd.worker.probe import Movable, NotMovableError, probe
 from kvd.worker.prompt import Piece, PromptBuilder
-from kvd.worker.protocol import Message, encode_frame, read_frame
+from kvd.worker.protocol import Message, decode_vector, encode_frame, read_frame
 from kvd.worker.reuse import Reuse, fingerprint
 
 MAX_RECOMPUTE = 64
@@ -201,7 +202,7 @@ class Child:
 
     def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, params: Message) -> Reuse:
         capacity = pool_bytes_for(movable.shape, engine.n_ctx, int(params["pool_bytes"]))
-        self._pool = HotPool(movable.shape, capacity)
+        self._pool = HotPool(movable.shape, capacity, policy=policy_named(str(params["eviction"])))
         store = BlockStore(Path(params["store_path"]), readonly=True)
         whose = fingerprint(str(params["model_sha256"]), movable, prompts)
         return Reuse(engine, prompts, movable, Pager(self._pool, store, movable.shape, whose))
@@ -226,6 +227,7 @@ class Child:
                 int(chunk["end_line"]),
                 str(chunk["scope"]),
                 answerer.prompts.body(str(chunk["text"])),
+                decode_vector(chunk["vector"]),
             )
             for index, chunk in enumerate(params["chunks"])
         ]
@@ -235,6 +237,7 @@ class Child:
             int(params["budget"]),
             int(params["max_tokens"]),
             bool(params["reuse"]),
+            decode_vector(params["vector"]),
         )
 
     def _listener(self, number: int) -> Listener:

@@ -9,10 +9,11 @@ special tokens: a file, a path or a question that holds `<|im_end|>` is plain te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd.engine.llama import LlamaEngine
 from kvd.engine.template import split_template
+from kvd.kv.bodies import Vector
 
 INSTRUCTIONS = (
     "You answer questions about a code repository. Pieces of its code follow, each under a header with its "
@@ -52,7 +53,7 @@ _LONGEST_NAMES = (120, 60, 30, 15)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as the engine sees it. `index` is its place in the request (best first)."""
+    """A chunk as the engine sees it. `index` is its place in the request (best first), `vector` what it is about."""
 
     index: int
     path: str
@@ -60,6 +61,7 @@ class Piece:
     end_line: int
     scope: str
     body: tuple[int, ...]
+    vector: Vector | None = field(default=None, repr=False, compare=False)
 
 
 class PromptBuilder:

@@ -4,15 +4,21 @@ A frame is `<II` (bytes of JSON, bytes of blob, little-endian), a JSON object in
 blocks travel as they are instead of as text. Requests carry `id`, `method`, `params`; answers `id` and `result`
 or `error` (as `KvdError.to_json`); events `event`, `data` and, when they belong to a request, its `id`. Every frame of
 the child may carry `counters` (see `COUNTERS`), and does when they differ from those that it told last: if the child
-dies, only what it has done since its last frame is not counted.
+dies, only what it has done since its last frame is not counted. Vectors are
+float16, little-endian, in base64.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import struct
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<II")
 _MAX_JSON = 64 << 20
@@ -40,6 +46,18 @@ Message = dict[str, Any]
 
 class ProtocolError(Exception):
     """The peer sent something that is not a frame."""
+
+
+def encode_vector(vector: NDArray[np.float32]) -> str:
+    """A vector (`[dimension]`) as text."""
+    return base64.b64encode(vector.astype("<f2").tobytes()).decode()
+
+
+def decode_vector(text: str) -> NDArray[np.float32]:
+    """The inverse of `encode_vector`, up to float16's rounding. Raises `ValueError` for anything else."""
+    import numpy as np
+
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32)
 
 
 def encode_frame(message: Message, blob: bytes = b"") -> bytes:

@@ -68,7 +68,7 @@ class Placed:
 
 def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
     """What is stored of a piece: its body, made behind a header that gives its scope."""
-    return Body(prompts.neutral_header(piece.scope), piece.body)
+    return Body(prompts.neutral_header(piece.scope), piece.body, piece.vector)
 
 
 def place(start: int, headers: Sequence[Sequence[int]], bodies: Sequence[Body], recompute: int) -> list[Placed]:

@@ -5,6 +5,7 @@
     store         send blocks, touch and drop                  fail       answer with an error
     say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
     broken        answer, then find the pool broken
+    vectors       answer the lengths of the question's vector and of the chunks'
     anything else: "It is in [1]."
 
 Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
@@ -21,7 +22,9 @@ import threading
 import time
 from typing import Any
 
-from kvd.worker.protocol import encode_frame, read_frame
+from numpy.linalg import norm
+
+from kvd.worker.protocol import decode_vector, encode_frame, read_frame
 
 Message = dict[str, Any]
 TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "generated": 5}
@@ -98,6 +101,8 @@ def ask(number: int, params: Message) -> None:
         send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
         return
     text = rest if verb == "say" else "It is in [1]."
+    if verb == "vectors":
+        text = " ".join(f"{norm(decode_vector(item['vector'])):.2f}" for item in (params, *params["chunks"]))
     if verb == "count":
         for _ in range(int(rest.split()[0])):
             say(number, "word ")

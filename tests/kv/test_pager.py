@@ -5,11 +5,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from kvd.kv.pager import Body, Fetched, Pager, split_body
-from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
+from kvd.kv.policies import Semantic
+from kvd.kv.pool import COOL_DOWN_SECONDS, PAGE_TOKENS, HotPool, PoolFullError
 from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 
@@ -108,6 +110,55 @@ def test_lookups_and_loads_are_counted_once_each(path: Path) -> None:
     store.put(frames)
     assert other.fetch([BODY]) != [None]
     assert other.counts == {"hot_hit": 1, "hot_miss": 5, "cold_hit": 4, "cold_miss": 1, "swapped_in": 3}
+
+
+def test_a_question_and_its_bodies_are_told_to_the_policy(path: Path) -> None:
+    one, other = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
+    pool, store = HotPool(SHAPE, 9 * PAGE_BYTES, policy=Semantic()), BlockStore(path)
+    pager = Pager(pool, store, SHAPE, b"model")
+    wanted = [
+        Body((), tuple(range(start, start + 40)), vector) for start, vector in ((0, one), (100, other), (200, one))
+    ]
+    for body in wanted:
+        pager.fetch([body], body.vector)
+        pager.release([pager.add(body, kv(40))[0]])
+    pager.fetch([Body((), (1,), one)], one)
+    pager.release([pager.add(Body((), (1,), one), kv(1))[0]])
+    # The second one is the least like what was asked.
+    assert [pager.addresses(body)[0].key in pool for body in wanted] == [True, False, True]
+
+
+def test_a_body_of_which_a_part_was_given_up_is_loaded_although_the_pool_is_full(path: Path) -> None:
+    pager, pool, store = a_pager(path, pages=21)
+    for body in (BODY, OTHER):
+        fetched, frames = pager.add(body, kv(len(body.tokens)))
+        pager.release([fetched])
+        store.put(frames)
+    # OTHER has taken the place of BODY's first block; its second and third must not leave for the first.
+    assert [link.key in pool for link in pager.addresses(BODY)] == [False, True, True]
+    (found,) = pager.fetch([BODY])
+    assert found is not None
+    assert found.tiers == ["cold", "hot", "hot"]
+
+
+def test_a_guess_brings_in_nothing_that_was_given_up_in_the_last_minute(path: Path) -> None:
+    now = [0.0]
+    pool, store = HotPool(SHAPE, 21 * PAGE_BYTES, clock=lambda: now[0]), BlockStore(path)
+    pager = Pager(pool, store, SHAPE, b"model")
+    for body in (BODY, OTHER):
+        fetched, frames = pager.add(body, kv(len(body.tokens)))
+        pager.release([fetched])
+        store.put(frames)
+    # OTHER has taken the place of a block of BODY.
+    assert not pager.prefetch(BODY)
+    assert pager.prefetch(OTHER)
+    now[0] += COOL_DOWN_SECONDS
+    assert pager.prefetch(BODY)
+    # Nothing is pinned.
+    pool.put(b"whole", range(21 * PAGE_TOKENS), kv(21 * PAGE_TOKENS))
+    assert not pager.prefetch(Body((), (1, 2, 3)))
+    # A question brings it in at once.
+    assert pager.fetch([BODY]) != [None]
 
 
 def test_addresses_are_the_same_in_every_process() -> None:

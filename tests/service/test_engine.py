@@ -32,6 +32,7 @@ LOAD = LoadParams(
     short_headers=False,
     resident_prompts=8,
     pool_bytes=0,
+    eviction="combined",
 )
 
 Events = list[tuple[str, dict[str, Any]]]

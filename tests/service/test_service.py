@@ -71,6 +71,16 @@ def test_an_answer_has_what_the_contract_says(repository: Path, fake_model: Path
     assert [value["text"] for value in values if value["kind"] == "token"] == ["It is in [1]."]
 
 
+def test_the_engine_learns_what_question_and_chunks_are_about(repository: Path, fake_model: Path) -> None:
+    async def body(service: Service, values: Values) -> None:
+        result = await service.ask(str(repository), question("vectors of sessions that expire"), values.append)
+        lengths = result["answer"].split()
+        assert len(lengths) == 1 + len(result["sources"]) > 1
+        assert set(lengths) == {"1.00"}
+
+    run(body)
+
+
 def test_the_second_question_indexes_and_loads_nothing(repository: Path, fake_model: Path) -> None:
     async def body(service: Service, values: Values) -> None:
         await service.ask(str(repository), question("session"), values.append)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.worker.gate import Verdict
-from kvd.worker.protocol import Message, encode_frame, read_frame
+from kvd.worker.protocol import Message, encode_frame, encode_vector, read_frame
 
 from .conftest import N_CTX, SHA256, SOURCES, model_path
 
@@ -74,6 +75,7 @@ class Wire:
             "short_headers": False,
             "resident_prompts": 0,
             "pool_bytes": 0,
+            "eviction": "combined",
             "gate": self.gate,
         }
         return self.call(1, "load", **{**params, **changes})
@@ -91,11 +93,20 @@ class Wire:
 
     def ask(self, number: int, **changes: object) -> Message:
         chunks = [
-            {"path": path, "start_line": 1, "end_line": 9, "scope": "", "language": "python", "text": text}
-            for path, text in SOURCES.items()
+            {
+                "path": path,
+                "start_line": 1,
+                "end_line": 9,
+                "scope": "",
+                "language": "python",
+                "text": text,
+                "vector": encode_vector(vector),
+            }
+            for (path, text), vector in zip(SOURCES.items(), np.eye(len(SOURCES), dtype=np.float32), strict=True)
         ]
         params: dict[str, object] = {
             "question": "How is a password checked?",
+            "vector": encode_vector(np.ones(len(SOURCES), np.float32)),
             "chunks": chunks,
             "budget": 600,
             "max_tokens": 8,

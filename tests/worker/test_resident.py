@@ -160,3 +160,15 @@ def test_a_prompt_that_fills_the_context_makes_all_others_leave(rigs: Rigs, engi
     assert tokens["recalled"] == len(piece[0].body)
     rig.answerer.resident.check_integrity()
     assert ask(rig, SESSION)["resident"] == 0
+
+
+def test_a_resident_prompt_still_has_room_for_a_long_answer(rigs: Rigs, engine: LlamaEngine) -> None:
+    rig = rigs(residents=8)
+    orders = [(SESSION, AUTH), (AUTH, RETRY), (RETRY, SESSION), (SESSION, RETRY)]
+    for order in orders:
+        ask(rig, *order)
+    cells = rig.answerer.resident.stats()
+    room = engine.n_ctx - len(rig.answerer.prompts.prefix) - 400
+    assert cells["resident"] > engine.n_ctx - cells["prefix"] - room
+    rig.answerer.answer(Question(QUESTION, rig.pieces(*orders[-1]), 600, room), rig.listener())
+    rig.answerer.resident.check_integrity()
