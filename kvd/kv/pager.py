@@ -137,8 +137,8 @@ class Pager:
         """Bring a question's bodies into the pool from wherever they are; None for one that must be, or is better,
         computed.
 
-        What is returned is pinned until `release`. `resident` bodies are in cells already and only count as used. Raises
-        `PoolFullError`, with nothing left pinned.
+        What is returned is pinned until `release`. `resident` bodies are in cells already and only count as used.
+        Raises `PoolFullError`, with nothing left pinned.
         """
         chains = [self.addresses(body) for body in bodies]
         self.pool.policy.asked(question)
