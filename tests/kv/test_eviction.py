@@ -98,6 +98,20 @@ def test_what_was_popular_long_ago_leaves(shelf: Shelf) -> None:
     assert not shelf.has("popular.0")
 
 
+def test_uses_of_long_ago_count_little_when_it_is_used_again(shelf: Shelf) -> None:
+    shelf.put("popular")
+    for _ in range(30):
+        shelf.touch("popular.0")
+    shelf.clock.now += 8 * HALF_LIFE
+    shelf.put("now")
+    for _ in range(3):
+        shelf.touch("now.0")
+    shelf.touch("popular.0")
+    shelf.clock.now += HALF_LIFE
+    shelf.fill()
+    assert shelf.has("popular.0", "now.0") == ["now.0"]
+
+
 def test_what_costs_more_by_byte_stays_longer(shelf: Shelf) -> None:
     dear, cheap = body("dear", tokens=400), body("cheap", tokens=100)
     shelf.store.put([*cheap, *dear], CAP)
