@@ -154,6 +154,15 @@ def test_models_out_of_use_leave_first_the_longest_unused_first(shelf: Shelf) ->
     assert not shelf.has(*(f"{name}.0" for name in "pqrst"), whose=OTHERS)
 
 
+def test_a_model_that_comes_back_takes_room_from_the_one_before(shelf: Shelf) -> None:
+    shelf.put("a", "b")
+    shelf.put(*(f"other{number}" for number in range(25)), whose=OTHERS)
+    shelf.reopen()
+    shelf.put("ours", blocks=5)
+    assert shelf.store.take_evicted().foreign > 0
+    assert shelf.has("a.0", "b.0") == ["a.0", "b.0"]
+
+
 def test_the_model_used_last_is_in_use_before_anything_is_asked(shelf: Shelf) -> None:
     shelf.put("old", whose=OTHERS)
     shelf.put("ours")
