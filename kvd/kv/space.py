@@ -19,14 +19,17 @@ from kvd.kv.eviction import Evicted, evict
 _FRAME_HEADER = 24
 _INDEX_STEP = 32 << 10
 """The log's index grows by so much for each 4,096 pages of log, the first at once."""
-_MOST_LOG = 64 << 20
-_LOG_UNCAPPED = 4 << 20
+_MOST_LOG = 16 << 20
 _ROW_PAGES = 6
 """Pages of tables and indexes that one row's writing or deleting may change, besides those of its frame."""
 _EMPTY_PAGES = 16
 """What a file without blocks has, and some to spare for inner pages of its trees."""
 _SLACK = 32
-"""A full store gives up one part in so many at once, so that not every write has to."""
+_MOST_SLACK = 16 << 20
+"""A full store gives up one part in so many at once, at most so many bytes, so that not every write has to."""
+_BATCH = 256
+"""Most blocks that leave in one transaction. SQLite searches the whole list of free pages for each page that it gives
+back, so that list must stay short."""
 
 _CHECKPOINT_MS = 1_000
 BUSY_MS = 10_000
@@ -39,7 +42,7 @@ class Space:
         self._db, self._path, self._since = db, path, since
         self._page: int = db.pragma("page_size")
         # As of a cap that the file just keeps, until a write says what it is.
-        self._log_share = min(_LOG_UNCAPPED, path.stat().st_size // 8)
+        self._log_share = min(_MOST_LOG, path.stat().st_size // 8)
         self.evicted = Evicted()
 
     def make_room(self, sizes: Sequence[int], cap: int, spare: Collection[bytes]) -> None:
@@ -54,7 +57,7 @@ class Space:
         if goal < _EMPTY_PAGES * self._page:
             raise StoreError(f"{sum(sizes)} bytes at once are too much for a cap of {cap}")
         if self._in_use() > goal:
-            self._evict_to(goal - limit // _SLACK, spare)
+            self._evict_to(goal - min(limit // _SLACK, _MOST_SLACK), spare, limit)
         self._give_back(limit)
         self.trim_log(max(self._log_share - log, 0))
         if not self._fits(growth, log, cap) and not (self.checkpoint() and self._fits(growth, log, cap)):
@@ -69,7 +72,7 @@ class Space:
         """Bring the files under `cap` and give all free pages back to the file system, as far as readers let it."""
         limit = self._file_limit(cap, 0)
         if self._in_use() > limit:
-            self._evict_to(limit, ())
+            self._evict_to(limit, (), 0)
         self._give_back(0)
         self.checkpoint()
 
@@ -103,9 +106,12 @@ class Space:
         self._log_share = min(_MOST_LOG, cap // 8)
         return cap - self._with_index(max(self._log_share, log))
 
-    def _evict_to(self, goal: int, spare: Collection[bytes]) -> None:
-        """Delete in batches of half the log's share until the pages in use fit, or nothing more can go."""
-        most = max(1, self._log_share // (2 * _ROW_PAGES * self._page))
+    def _evict_to(self, goal: int, spare: Collection[bytes], limit: int) -> None:
+        """Delete in batches of half the log's share until the pages in use fit, or nothing more can go.
+
+        Between batches, what the file has above `limit` is given back.
+        """
+        most = min(_BATCH, max(1, self._log_share // (2 * _ROW_PAGES * self._page)))
         while (excess := self._in_use() - goal) > 0 and self.trim_log():
             with self._db:
                 gone = evict(self._db, self._since, excess, most, spare)
@@ -113,6 +119,7 @@ class Space:
             self.evicted.foreign += gone.foreign
             if not gone.cap + gone.foreign:
                 break
+            self._give_back(limit)
 
     def _give_back(self, limit: int) -> None:
         """Cut free pages off the file until it has at most `limit` bytes, or none is free."""

@@ -98,6 +98,20 @@ def test_what_was_popular_long_ago_leaves(shelf: Shelf) -> None:
     assert not shelf.has("popular.0")
 
 
+def test_uses_of_long_ago_count_little_when_it_is_used_again(shelf: Shelf) -> None:
+    shelf.put("popular")
+    for _ in range(30):
+        shelf.touch("popular.0")
+    shelf.clock.now += 8 * HALF_LIFE
+    shelf.put("now")
+    for _ in range(3):
+        shelf.touch("now.0")
+    shelf.touch("popular.0")
+    shelf.clock.now += HALF_LIFE
+    shelf.fill()
+    assert shelf.has("popular.0", "now.0") == ["now.0"]
+
+
 def test_what_costs_more_by_byte_stays_longer(shelf: Shelf) -> None:
     dear, cheap = body("dear", tokens=400), body("cheap", tokens=100)
     shelf.store.put([*cheap, *dear], CAP)
@@ -138,6 +152,15 @@ def test_models_out_of_use_leave_first_the_longest_unused_first(shelf: Shelf) ->
         assert shelf.filled < 60
     assert gone == 6
     assert not shelf.has(*(f"{name}.0" for name in "pqrst"), whose=OTHERS)
+
+
+def test_a_model_that_comes_back_takes_room_from_the_one_before(shelf: Shelf) -> None:
+    shelf.put("a", "b")
+    shelf.put(*(f"other{number}" for number in range(25)), whose=OTHERS)
+    shelf.reopen()
+    shelf.put("ours", blocks=5)
+    assert shelf.store.take_evicted().foreign > 0
+    assert shelf.has("a.0", "b.0") == ["a.0", "b.0"]
 
 
 def test_the_model_used_last_is_in_use_before_anything_is_asked(shelf: Shelf) -> None:

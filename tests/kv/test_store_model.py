@@ -278,4 +278,4 @@ class ColdStore(RuleBasedStateMachine):
 
 
 TestColdStore = ColdStore.TestCase
-TestColdStore.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestColdStore.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

@@ -89,13 +89,13 @@ def test_the_cap_holds_and_the_least_recently_used_goes(path: Path) -> None:
 def test_a_smaller_cap_takes_effect_at_gc(path: Path) -> None:
     cap = 100_000_000
     writer = StoreWriter(path, lambda: cap)
-    writer.put([block(f"{number:03}", 30_000) for number in range(20)])
-    writer.flush(5.0)
-    cap = 400_000
-    cleanup = writer.gc(10.0)
-    assert cleanup.freed_bytes > 1_000_000
+    writer.put([block(f"{number:03}", 30_000) for number in range(60)])
+    assert writer.flush(60.0)
+    cap = 2_000_000
+    cleanup = writer.gc(60.0)
+    assert cleanup.freed_bytes > 3_000_000
     assert (cleanup.foreign, cleanup.damaged) == (0, 0)
-    assert cleanup.cap == writer.counts()["evicted_cap"] == 20 - BlockStore(path, readonly=True).stats()["blocks"]
+    assert cleanup.cap == writer.counts()["evicted_cap"] == 60 - BlockStore(path, readonly=True).stats()["blocks"]
     writer.close(5.0)
     assert path.stat().st_size <= cap
 
