@@ -33,6 +33,8 @@ class Settings:
     """Tokens at the start of each recalled body that are computed afresh; -1: the model's own choice."""
     short_headers: bool = False
     """Tell the model a chunk's number alone, not its place and scope: the answer starts sooner and is poorer."""
+    resident_prompts: int = 8
+    """Prompts that may stay in the model's cells, for questions that recall the same code in the same order."""
     pool_bytes: int = 0
     """Hard cap of the hot pool; 0: an eighth of the free memory, at most 2 GB, at least one full context."""
     store_bytes: int = 8_000_000_000
@@ -44,7 +46,7 @@ class Settings:
 
 
 _MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
-_MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64}
+_MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64, "resident_prompts": 8}
 _LARGEST = 1 << 40
 
 

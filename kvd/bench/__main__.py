@@ -57,7 +57,6 @@ def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Se
     from kvd.bench import kv, plots, report
 
     settings = Settings(short_headers=options["short_headers"], recompute=options["wanted"]["recompute"])
-    _write_settings(settings)
     run = kv.Run(model, folder, settings, options["command"], _say)
     try:
         result = run.measure(asked, kv.wanted(options["quick"], options["wanted"]))
@@ -67,13 +66,6 @@ def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Se
         for file in plots.draw(result, Path(options["plots"])):
             _say(f"wrote {file}")
     _print(result, report.lines, options)
-
-
-def _write_settings(settings: Settings) -> None:
-    """The daemon's settings are this process's own."""
-    file = paths.config_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"short_headers = {str(settings.short_headers).lower()}\nrecompute = {settings.recompute}\n")
 
 
 def _print(result: dict[str, Any], lines: Callable[[dict[str, Any]], Iterator[str]], options: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ class Run:
         times = []
         for count, (prompt, budget) in enumerate(plan, start=1):
             self._say(f"times {count}/{len(plan)}: {prompt.question.id}, budget {budget}")
-            times.append(asdict(speed.timed(prompt.question, budget, rounds)))
+            times.append(asdict(speed.timed(prompt.question, budget, rounds, self._settings)))
         return {
             "page_cache": HOW_DROPPED,
             "times": times,

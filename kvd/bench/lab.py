@@ -26,7 +26,7 @@ from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.gate import divergence, forced_logits, greedy, log_softmax
 from kvd.worker.probe import NotMovableError, probe
 from kvd.worker.prompt import Piece, PromptBuilder, joined, select
-from kvd.worker.reuse import Placed, Reuse, body_of, fingerprint, place
+from kvd.worker.reuse import Placed, Reuse, body_of, filled, fingerprint, place
 
 ANSWER_TOKENS = 40
 """Longest part of the model's own answer that distributions are compared on."""
@@ -224,7 +224,7 @@ class Lab:
         """Make the prompt as `plan` says (`reuse` has its codec) and compare what the model says then."""
         bodies = self.bodies(prompt, plan.head)
         fetched, _ = self.fetch(reuse, bodies)
-        placed = place(len(self.prompts.prefix), prompt.headers, bodies, fetched, plan.recompute)
+        placed = filled(place(len(self.prompts.prefix), prompt.headers, bodies, plan.recompute), fetched)
         try:
             if not reuse.set_bodies(placed):
                 raise RuntimeError("llama.cpp refused a state")

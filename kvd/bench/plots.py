@@ -60,7 +60,7 @@ def _times(result: dict[str, Any], file: Path) -> Path:
     speed, kv_bytes = result["speed"], result["about"]["kv_bytes_per_token"]
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     entries = sorted(speed["times"], key=_recalled)
-    for kind, color in (("full", "C3"), ("cold", "C0"), ("hot", "C1")):
+    for kind, color in (("full", "C3"), ("cold", "C0"), ("hot", "C1"), ("resident", "C2")):
         points = [(_recalled(entry), median([shot["ttft_ms"] for shot in entry[kind]]).value) for entry in entries]
         axes.plot([x for x, _ in points], [y / 1000 for _, y in points], "o-", color=color, label=kind)
     per_token = sum(speed["frame_bytes"]) / sum(result["recalled"][: len(speed["frame_bytes"])])

@@ -87,13 +87,13 @@ def _speed(speed: dict[str, Any], kv_bytes: int) -> Iterator[str]:
     times = [entry for entry in speed["times"] if entry["budget"] == largest]
     yield f"Time to the first token, {len(times)} questions, budget {largest}, medians [95 %], in milliseconds"
     names = [name for name in times[0]["cold"][0]["steps_ms"] if name != "prefill"]
-    yield f"{'':6} {'TTFT':28} {'load':>8} " + " ".join(f"{name:>10}" for name in names)
-    for kind in ("full", "cold", "hot"):
+    yield f"{'':8} {'TTFT':28} {'load':>8} " + " ".join(f"{name:>10}" for name in names)
+    for kind in ("full", "cold", "hot", "resident"):
         taken = shots(times, kind)
         ttft = median([shot["ttft_ms"] for shot in taken])
         steps = [median([shot["steps_ms"].get(name, 0.0) for shot in taken]).value for name in names]
         load = median([load_ms(shot) for shot in taken]).value
-        yield f"{kind:6} {_interval(ttft, 0):28} {load:>8.0f} " + " ".join(f"{step:>10.0f}" for step in steps)
+        yield f"{kind:8} {_interval(ttft, 0):28} {load:>8.0f} " + " ".join(f"{step:>10.0f}" for step in steps)
     yield from _ratios(times)
     yield from _limits(speed, times, kv_bytes)
 
@@ -103,7 +103,7 @@ def load_ms(shot: dict[str, Any]) -> float:
 
 
 def _ratios(times: Rows) -> Iterator[str]:
-    for kind in ("cold", "hot"):
+    for kind in ("cold", "hot", "resident"):
         ratios = [_ttft(entry, "full") / _ttft(entry, kind) for entry in times]
         yield f"full prefill / {kind}: {_interval(median(ratios), 1)}"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd import paths
 from kvd.bench.disk import drop_page_cache
 from kvd.bench.lab import Lab, Prompt
 from kvd.bench.questions import BenchQuestion
+from kvd.config import Settings
 from kvd.errors import UnavailableError
 from kvd.kv.codec import INT4
 from kvd.kv.store import BlockStore
@@ -29,13 +30,15 @@ class Shot:
 
 @dataclass(slots=True)
 class Timed:
-    """One question at one budget: computed whole, from the disk after a restart, and from memory."""
+    """One question at one budget: computed whole, from the disk after a restart, from the hot pool, and with the code
+    still in the model's cells."""
 
     question: str
     budget: int
     full: list[Shot] = field(default_factory=list)
     cold: list[Shot] = field(default_factory=list)
     hot: list[Shot] = field(default_factory=list)
+    resident: list[Shot] = field(default_factory=list)
 
 
 def stop_daemon() -> None:
@@ -67,9 +70,22 @@ def fill_store(lab: Lab, prompts: Sequence[Prompt]) -> list[int]:
     return sizes
 
 
-def timed(question: BenchQuestion, budget: int, rounds: int) -> Timed:
-    """Ask in turn, `rounds` times: after a restart with the page cache dropped, again, and without any reuse."""
+def write_settings(settings: Settings) -> None:
+    """What the benchmark's daemon goes by from its next question on."""
+    file = paths.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f"short_headers = {str(settings.short_headers).lower()}\n"
+        f"recompute = {settings.recompute}\n"
+        f"resident_prompts = {settings.resident_prompts}\n"
+    )
+
+
+def timed(question: BenchQuestion, budget: int, rounds: int, settings: Settings) -> Timed:
+    """Ask in turn, `rounds` times: after a restart with the page cache dropped, again, and without any reuse; all that
+    with no prompt left in the cells, then with."""
     result = Timed(question.id, budget)
+    write_settings(replace(settings, resident_prompts=0))
     for _ in range(rounds):
         stop_daemon()
         drop_page_cache(paths.store_file())
@@ -78,6 +94,10 @@ def timed(question: BenchQuestion, budget: int, rounds: int) -> Timed:
             result.hot += [_ask(client, question, budget) for _ in range(2)]
             if len(result.full) < max(1, rounds // 2):
                 result.full.append(_ask(client, question, budget, reuse=False))
+    write_settings(settings)
+    with Client.connect() as client:
+        _ask(client, question, budget)
+        result.resident += [_ask(client, question, budget) for _ in range(rounds)]
     return result
 
 

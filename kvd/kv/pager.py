@@ -84,14 +84,15 @@ class Pager:
 
     `fingerprint` says whose KV they are, codec and all; new blocks are encoded by `codec`. `costs` decides what is
     loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize". `counts`
-    has blocks looked up in the pool ("hot_hit", "hot_miss"), the misses by what became of them ("cold_hit",
-    "cold_miss", or "cold_declined" where `costs` was against loading), and those loaded ("swapped_in").
+    has blocks that cells still held ("cells_hit"), the others as the pool had them ("hot_hit", "hot_miss"), the misses
+    by what became of them ("cold_hit", "cold_miss", or "cold_declined" where `costs` was against loading), and those
+    loaded ("swapped_in").
     """
 
     def __init__(
         self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes, codec: Codec = codec.INT4
     ) -> None:
-        self._pool, self._store, self._shape = pool, store, shape
+        self.pool, self._store, self._shape = pool, store, shape
         self._fingerprint, self._codec = fingerprint, codec
         self.costs, self.spans = Costs(), Spans()
         self.counts: Counter[str] = Counter()
@@ -100,13 +101,19 @@ class Pager:
 
     def addresses(self, body: Body) -> list[BlockAddress]:
         """The chain of blocks that cover `body`: each key hashes model, parent and token ids, the first one's head."""
-        parent = self._hash(bytes(32), body.head)
+        parent = self.root(body.head)
         chain = []
         for tokens in split_body(body.tokens):
-            key = self._hash(parent, tokens)
-            chain.append(BlockAddress(key, parent, tokens))
-            parent = key
+            chain.append(self.address(parent, tokens))
+            parent = chain[-1].key
         return chain
+
+    def root(self, head: Tokens) -> bytes:
+        """What stands in place of a block before the first one: a hash of the tokens that precede it."""
+        return self._hash(bytes(32), head)
+
+    def address(self, parent: bytes, tokens: Tokens) -> BlockAddress:
+        return BlockAddress(self._hash(parent, tokens), parent, tokens)
 
     def _hash(self, parent: bytes, tokens: Tokens) -> bytes:
         digest = hashlib.blake2b(self._fingerprint + parent, digest_size=32)
@@ -115,7 +122,7 @@ class Pager:
 
     def rehearse(self, tokens: int) -> None:
         """Take memory and start threads for a load of so many tokens now rather than while somebody waits for it."""
-        self._pool.touch(tokens)
+        self.pool.touch(tokens)
         shape = (self._shape.n_layer, 2, codec.BLOCK_TOKENS, self._shape.width)
         frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
         codec.decode(frame, self._shape)
@@ -142,7 +149,7 @@ class Pager:
     def _fetch_chain(self, chain: Sequence[BlockAddress], found: Fetched) -> bool:
         """Pin the blocks of one body one by one; false at the first that has to be computed."""
         started = perf_counter()
-        missing = [link for link in chain if link.key not in self._pool]
+        missing = [link for link in chain if link.key not in self.pool]
         self.counts.update(hot_hit=len(chain) - len(missing), hot_miss=len(missing))
         if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
             self.counts["cold_declined"] += len(missing)
@@ -150,12 +157,12 @@ class Pager:
         frames = self._read(missing)
         self.counts.update(cold_hit=len(frames), cold_miss=len(missing) - len(frames))
         for link in chain:
-            tier, block = "hot", self._pool.get(link.key, link.tokens)
+            tier, block = "hot", self.pool.get(link.key, link.tokens)
             if block is None:
                 tier, block = "cold", self._load(link, frames.get(link.key))
             if block is None:
                 return False
-            self._pool.pin([block])
+            self.pool.pin([block])
             found.append(block, tier)
         if missing:
             self.costs.load.observe(found.count("cold", 0), perf_counter() - started)
@@ -178,7 +185,7 @@ class Pager:
             self._damaged.append(Damaged(link.key, str(error)))
             return None
         with self.spans.measure("dequantize"):
-            block = self._pool.put(link.key, link.tokens, payload.dequantized())
+            block = self.pool.put(link.key, link.tokens, payload.dequantized())
         self.counts["swapped_in"] += 1
         return block
 
@@ -191,32 +198,40 @@ class Pager:
         fetched, frames, start = Fetched(), [], 0
         for link in self.addresses(body):
             end = start + len(link.tokens)
-            frame = codec.encode(link.tokens, kv[:, :, start:end], self._codec)
-            block = self._pool.get(link.key, link.tokens)
-            if block is None:
-                block = self._put(link, codec.decode(frame, self._shape).kv, fetched)
-            self._pool.pin([block])
+            try:
+                block, frame = self.seal(link, kv[:, :, start:end])
+            except PoolFullError:
+                self.release([fetched])
+                raise
             fetched.append(block, "new")
-            frames.append(StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame))
+            frames.append(frame)
             start = end
         return fetched, frames
 
-    def _put(self, link: BlockAddress, kv: torch.Tensor, pinned: Fetched) -> Resident:
-        """Pool a block; when there is no room, let go of what was `pinned` for the same body."""
-        try:
-            return self._pool.put(link.key, link.tokens, kv)
-        except PoolFullError:
-            self.release([pinned])
-            raise
+    def seal(self, link: BlockAddress, kv: torch.Tensor) -> tuple[Resident, StoredBlock]:
+        """Encode one block's KV and pool what decodes from it, pinned; raises `PoolFullError`."""
+        frame = codec.encode(link.tokens, kv, self._codec)
+        block = self.pool.get(link.key, link.tokens)
+        if block is None:
+            block = self.pool.put(link.key, link.tokens, codec.decode(frame, self._shape).kv)
+        self.pool.pin([block])
+        return block, StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame)
 
     def rows(self, bodies: Sequence[Fetched]) -> Rows:
         """The tokens of several bodies one after the other, to be read layer by layer."""
-        return self._pool.rows([block for body in bodies for block in body.blocks])
+        return self.pool.rows([block for body in bodies for block in body.blocks])
 
     def take_damaged(self) -> list[Damaged]:
         """Blocks found damaged since the last call, to be dropped from the store."""
         damaged, self._damaged = self._damaged, []
         return damaged
+
+    def mark_used(self, bodies: Sequence[Body]) -> None:
+        """Count as used what was not fetched because cells still hold it."""
+        for body in bodies:
+            chain = self.addresses(body)
+            self.counts["cells_hit"] += len(chain)
+            self._used.update(link.key for link in chain)
 
     def take_used(self) -> set[bytes]:
         """Keys of blocks found since the last call, to be marked as used in the store."""
@@ -227,4 +242,4 @@ class Pager:
         """Unpin what `fetch` or `add` gave."""
         for item in fetched:
             if item is not None:
-                self._pool.unpin(item.blocks)
+                self.pool.unpin(item.blocks)

@@ -1,5 +1,8 @@
 """The hot tier: decoded blocks in one preallocated tensor, carved into pages.
 
+A block in the pool is either whole, found by its content address and never written again, or the unfinished tail of
+a sequence, which grows and is copied before it is written when two sequences share it.
+
 Invariants (`check_integrity` proves them): every page is either free or in exactly one block's table; a block's
 table has just enough pages for its tokens; allocation never moves data; a pinned block is never evicted.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +55,7 @@ class PoolFullError(Exception):
     """Everything in the pool is pinned, or the block is larger than the pool."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Resident:
     """A block in the pool: its token ids, its block table (page numbers), and how many users pin it."""
 
@@ -78,6 +81,7 @@ class HotPool:
         )
         self._free = list(range(len(self._pages)))
         self._blocks: OrderedDict[bytes, Resident] = OrderedDict()
+        self._tails: list[Resident] = []
         self.evictions = 0
 
     def touch(self, tokens: int) -> None:
@@ -103,15 +107,63 @@ class HotPool:
         """
         if key in self._blocks:
             self.discard(key)
-        needed = -(-len(tokens) // PAGE_TOKENS)
-        self._make_room(needed)
-        pages = tuple(self._free.pop() for _ in range(needed))
-        for index, page in enumerate(pages):
-            part = kv[:, :, index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
-            self._pages[page, :, :, : part.shape[2]] = part
-        block = Resident(tuple(tokens), pages)
+        block = Resident((), ())
+        self._extend(block, tokens, kv)
         self._blocks[key] = block
         return block
+
+    def _extend(self, block: Resident, tokens: Sequence[int], kv: torch.Tensor) -> None:
+        """Write `kv` behind what the block holds. Raises `PoolFullError`; the block is then as it was."""
+        start, end = len(block.tokens), len(block.tokens) + len(tokens)
+        pages = (*block.pages, *self._take(_pages_for(end) - len(block.pages)))
+        while start < end:
+            page, slot = divmod(start, PAGE_TOKENS)
+            count = min(PAGE_TOKENS - slot, end - start)
+            taken = len(tokens) - (end - start)
+            self._pages[pages[page], :, :, slot : slot + count] = kv[:, :, taken : taken + count]
+            start += count
+        block.tokens, block.pages = (*block.tokens, *tokens), pages
+
+    def _take(self, pages: int) -> list[int]:
+        self._make_room(pages)
+        return [self._free.pop() for _ in range(pages)]
+
+    # Tails
+
+    def new_tail(self) -> Resident:
+        """An empty block that grows, pinned by its one user."""
+        tail = Resident((), (), 1)
+        self._tails.append(tail)
+        return tail
+
+    def append(self, tail: Resident, tokens: Sequence[int], kv: torch.Tensor) -> Resident:
+        """Write `kv` (`[n_layer, 2, tokens, width]`) behind the tail; the tail to use from now on.
+
+        One that others share stays as it is for them, and its user gets a copy. Raises `PoolFullError`; then
+        nothing has changed but that unpinned blocks may have been evicted.
+        """
+        if tail.pins == 1:
+            self._extend(tail, tokens, kv)
+            return tail
+        own = Resident(tail.tokens, (), 1)
+        own.pages = tuple(self._take(len(tail.pages)))
+        for source, target in zip(tail.pages, own.pages, strict=True):
+            self._pages[target] = self._pages[source]
+        self._tails.append(own)
+        try:
+            self._extend(own, tokens, kv)
+        except PoolFullError:
+            self.release_tail(own)
+            raise
+        tail.pins -= 1
+        return own
+
+    def release_tail(self, tail: Resident) -> None:
+        """One user less; the last one's pages are free again."""
+        self.unpin([tail])
+        if not tail.pins:
+            self._tails.remove(tail)
+            self._free.extend(tail.pages)
 
     def _make_room(self, pages: int) -> None:
         while len(self._free) < pages:
@@ -137,6 +189,11 @@ class HotPool:
                 raise ValueError("block is not pinned")
             block.pins -= 1
 
+    def content(self, block: Resident) -> torch.Tensor:
+        """A copy of the block's KV: `[n_layer, 2, tokens, width]` float16."""
+        pages = self._pages[list(block.pages)].permute(1, 2, 0, 3, 4)
+        return pages.reshape(*pages.shape[:2], -1, self._shape.width)[:, :, : len(block.tokens)]
+
     def rows(self, blocks: Sequence[Resident]) -> Rows:
         """The tokens of `blocks` one after the other, to be read layer by layer."""
         places = [
@@ -153,18 +210,28 @@ class HotPool:
         return {
             "bytes": len(self._pages) * page_bytes,
             "used_bytes": (len(self._pages) - len(self._free)) * page_bytes,
-            "blocks": len(self._blocks),
-            "tokens": sum(len(block.tokens) for block in self._blocks.values()),
+            "blocks": len(self._blocks) + len(self._tails),
+            "tokens": sum(len(block.tokens) for block in self.blocks()),
             "evictions": self.evictions,
         }
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when free list and block tables disagree."""
-        used = [page for block in self._blocks.values() for page in block.pages]
+        used = [page for block in self.blocks() for page in block.pages]
         assert sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice"
-        for block in self._blocks.values():
-            assert len(block.pages) == -(-len(block.tokens) // PAGE_TOKENS), "a block table has a wrong length"
+        for block in self.blocks():
+            assert len(block.pages) == _pages_for(len(block.tokens)), "a block table has a wrong length"
             assert block.pins >= 0, "negative pins"
+        assert all(tail.pins for tail in self._tails), "a tail without users"
+
+    def blocks(self) -> Iterator[Resident]:
+        """Whole blocks, then tails."""
+        yield from self._blocks.values()
+        yield from self._tails
+
+
+def _pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

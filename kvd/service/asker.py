@@ -145,6 +145,7 @@ def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
         reuse=settings.reuse,
         recompute=settings.recompute,
         short_headers=settings.short_headers,
+        resident_prompts=settings.resident_prompts,
         pool_bytes=settings.pool_bytes,
     )
 

@@ -37,6 +37,7 @@ class LoadParams:
     reuse: bool
     recompute: int
     short_headers: bool
+    resident_prompts: int
     pool_bytes: int
 
     def to_json(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,9 +14,10 @@ from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run, generate
+from kvd.worker.decoding import HEADS, LIVE, PREFIX, RESIDENTS, SPARE, WORK, Step, decode_run, generate
 from kvd.worker.prompt import Piece, PromptBuilder, joined, select
-from kvd.worker.reuse import Placed, Reuse, body_of, place
+from kvd.worker.resident import ResidentPrompts
+from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
 
 LOAD_STEPS = ("read", "decompress", "dequantize", "rotate", "set")
 STEPS = (*LOAD_STEPS, "heads", "prefill", "question")
@@ -50,7 +51,7 @@ class Answerer:
 
     The shared prefix must be computed. `reuse` is None where bodies' KV can't be reused: all but the prefix is then
     computed, and without `prefix_reuse` that too. `recompute` is how many tokens at the start of each body are
-    computed in place although they are stored.
+    computed in place although they are stored; `residents` how many prompts may stay in the cells after their answer.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Answerer:
         reuse: Reuse | None,
         recompute: int,
         prefix_reuse: bool = True,
+        residents: int = len(RESIDENTS),
     ) -> None:
         self.engine, self.prompts, self.reuse, self.recompute = engine, prompts, reuse, recompute
         self.prefix_reuse = prefix_reuse
+        self.resident = ResidentPrompts(engine, len(prompts.prefix), residents)
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
@@ -70,6 +73,7 @@ class Answerer:
         try:
             return turn.run()
         finally:
+            self.resident.abandon()
             self.engine.clear((LIVE, WORK, SPARE, *HEADS))
             if self.reuse is not None:
                 self.reuse.pager.release(turn.fetched)
@@ -82,6 +86,7 @@ class _Turn:
         self._engine, self._prompts = answerer.engine, answerer.prompts
         self._reuse = answerer.reuse if question.reuse else None
         self._recompute, self._prefix_reuse = answerer.recompute, answerer.prefix_reuse
+        self._resident = answerer.resident
         self._question, self._listener = question, listener
         # An answer may take half of a small context, whatever the limit allows.
         self._max_tokens = min(question.max_tokens, self._engine.n_ctx // 2)
@@ -97,11 +102,13 @@ class _Turn:
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
         headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, start=1)]
+        # What the prompt takes besides the chunks.
+        self._rest = len(ending) + self._max_tokens
         placed = self._place(pieces, headers) if self._reuse else None
-        if not placed:
-            position, tokens = self._compute_all(pieces, headers)
-        else:
+        if placed:
             position, tokens = placed[-1].end, _count(placed)
+        else:
+            position, tokens = self._compute_all(pieces, headers)
         with self._spans.measure("question"):
             index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
         generated, finish = generate(
@@ -112,13 +119,14 @@ class _Turn:
             self._emit,
             self._listener.step,
         )
-        fresh = len(ending) + sum(len(header) for header in headers)
+        if placed:
+            self._resident.keep((_content(item), item.end - item.start) for item in placed if not item.resident)
         steps = self._steps_ms()
         return {
             "answer": "".join(self._answer),
             "finish": finish,
             "chunks": [piece.index for piece in pieces],
-            "tokens": {**tokens, "fresh": fresh, "generated": generated},
+            "tokens": {**tokens, "fresh": tokens["fresh"] + len(ending), "generated": generated},
             "timings_ms": {
                 "load": round(sum(steps[name] for name in LOAD_STEPS), 2),
                 "ttft": round(self._ttft_ms or self._elapsed_ms(), 2),
@@ -164,32 +172,44 @@ class _Turn:
     def _compute_all(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> tuple[int, dict[str, int]]:
         """Prefill everything; (position behind it, token counts)."""
         start = len(self._prompts.prefix)
+        tokens = joined(headers, pieces)
+        self._resident.abandon()
+        self._engine.remove(LIVE)
+        self._resident.make_room(len(tokens) + self._rest)
         if self._prefix_reuse:
             self._engine.share(PREFIX, LIVE)
         else:
             decode_run(self._engine, self._prompts.prefix, 0, LIVE, self._listener.step)
-        tokens = joined(headers, pieces)
         with self._spans.measure("prefill"):
             decode_run(self._engine, tokens, start, LIVE, self._listener.step)
         recalled = sum(len(piece.body) for piece in pieces)
-        return start + len(tokens), {**_NO_TOKENS, "recalled": recalled, "prefilled": recalled}
+        counts = {"recalled": recalled, "prefilled": recalled, "fresh": len(tokens) - recalled}
+        return start + len(tokens), {**_NO_TOKENS, **counts}
 
     def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
         """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
         reuse = self._reuse
         assert reuse is not None
         bodies = [body_of(piece, self._prompts) for piece in pieces]
+        placed = place(len(self._prompts.prefix), headers, bodies, self._recompute)
+        # Heads see what is stored of the chunks before them. Where those have tokens computed in place instead, the
+        # cells of another prompt do not hold that, and only all of them will do.
+        length = self._resident.begin([_content(item) for item in placed], whole=self._recompute > 0)
+        resident, new = [replace(item, resident=True) for item in placed[:length]], placed[length:]
+        reuse.pager.mark_used(bodies[:length])
+        if not new:
+            return resident
+        self._resident.make_room(sum(len(item.fresh) + len(item.body.tokens) for item in new) + self._rest)
         try:
-            stored = self._fetch(reuse, bodies)
+            stored = self._fetch(reuse, bodies[length:])
         except PoolFullError:
             return None
-        placed = place(len(self._prompts.prefix), headers, bodies, stored, self._recompute)
-        if placed:
-            if not reuse.set_bodies(placed):
-                return None
-            with self._spans.measure("heads"):
-                reuse.join(placed, self._listener.step)
-        return placed
+        new = filled(new, stored)
+        if not reuse.set_bodies(new, resident):
+            return None
+        with self._spans.measure("heads"):
+            reuse.join(new, self._listener.step)
+        return [*resident, *new]
 
     def _fetch(self, reuse: Reuse, bodies: Sequence[Body]) -> list[Fetched]:
         """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
@@ -215,20 +235,27 @@ class _Turn:
         return stored
 
 
-_NO_TOKENS = dict.fromkeys(("recalled", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled"), 0)
+_NO_TOKENS = dict.fromkeys(("recalled", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled", "fresh"), 0)
+
+
+def _content(item: Placed) -> Hashable:
+    """What decides the state of a chunk's cells, behind those of the chunks before it."""
+    return item.header, item.body, item.recompute
 
 
 def _count(placed: Sequence[Placed]) -> dict[str, int]:
-    """Tokens of the bodies by where their KV came from; they add up to `recalled`."""
+    """Tokens of the bodies by where their KV came from, which add up to `recalled`, and of the headers computed."""
+    new = [item for item in placed if not item.resident]
 
     def total(tier: str) -> int:
-        return sum(item.stored.count(tier, item.recompute) for item in placed)
+        return sum(item.stored.count(tier, item.recompute) for item in new)
 
     return {
-        **_NO_TOKENS,
-        "recalled": sum(len(item.body) for item in placed),
+        "recalled": sum(len(item.body.tokens) for item in placed),
+        "resident": sum(len(item.body.tokens) for item in placed if item.resident),
         "reused_hot": total("hot"),
         "reused_cold": total("cold"),
-        "recomputed": sum(item.recompute for item in placed),
+        "recomputed": sum(item.recompute for item in new),
         "prefilled": total("new"),
+        "fresh": sum(len(item.header) for item in new),
     }

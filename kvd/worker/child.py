@@ -30,7 +30,7 @@ from kvd.worker.reuse import Reuse, fingerprint
 
 MAX_RECOMPUTE = 64
 IDLE_SECONDS = 5.0
-"""After so long without a question the pool's integrity is checked."""
+"""After so long without a question the integrity of what is in memory is checked."""
 
 
 class Child:
@@ -77,26 +77,27 @@ class Child:
                 self._check_due = monotonic() + IDLE_SECONDS
 
     def _next_request(self) -> Message:
-        """The next request; the pool is checked once when none has come for a while after it was used."""
+        """The next request; when none has come for a while after a question, what is in memory is checked once."""
         if self._check_due is not None:
             try:
                 return self._queue.get(timeout=max(0.0, self._check_due - monotonic()))
             except queue.Empty:
                 self._check_due = None
-                self._check_pool()
+                self._check_integrity()
         return self._queue.get()
 
-    def _check_pool(self) -> None:
-        """Raises `RuntimeError`, which ends this process, when the pool is broken: no answer may come from it."""
-        if self._pool is None:
-            return
+    def _check_integrity(self) -> None:
+        """Raises `RuntimeError`, which ends this process, when pool or cells are broken: they must not be used."""
         try:
-            self._pool.check_integrity()
+            if self._pool is not None:
+                self._pool.check_integrity()
+            if self._answerer is not None:
+                self._answerer.resident.check_integrity()
         except Exception as error:
             # Also where the check itself stumbles over what it finds.
             self._integrity_failures += 1
             self._event("integrity", {"reason": f"{type(error).__name__}: {error}"})
-            raise RuntimeError("the hot pool is broken") from error
+            raise RuntimeError("the KV in memory is broken") from error
 
     def _read(self) -> None:
         while (frame := read_frame(self._requests)) is not None:
@@ -152,7 +153,8 @@ class Child:
         reuse, verdict = self._judged(number, engine, prompts, params)
         chosen = int(params["recompute"])
         recompute = min(chosen, MAX_RECOMPUTE) if chosen >= 0 else verdict.recompute
-        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off")
+        residents = int(params["resident_prompts"])
+        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off", residents)
         return {
             "model": params["model_name"],
             "n_ctx": engine.n_ctx,
@@ -256,18 +258,23 @@ class Child:
         return Listener(progress, token, blocks, damaged, step)
 
     def _stats(self, number: int, params: Message) -> Message:
-        engine = self._engine
-        # Between questions only the shared prefix is in the cells.
-        used, size = (engine.last_position(PREFIX) + 1, engine.state_bytes(PREFIX)) if engine else (0, 0)
         return {
             "pool": self._pool.stats() if self._pool else {},
-            "cells": {"total": engine.n_ctx if engine else 0, "used": used, "used_bytes": size},
+            "cells": _cells_stats(self._answerer) if self._answerer else {},
             "memory": memory_in_use(),
         }
 
 
 def _go_on() -> None:
     """Nobody cancels what belongs to loading."""
+
+
+def _cells_stats(answerer: Answerer) -> dict[str, int]:
+    cells = answerer.resident.stats()
+    if answerer.reuse is None:
+        # Only the shared prefix stays, of cells whose size is not known.
+        return {**cells, "used_bytes": answerer.engine.state_bytes(PREFIX)}
+    return {**cells, "used_bytes": (cells["prefix"] + cells["resident"]) * answerer.reuse.shape.bytes_per_token}
 
 
 def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:

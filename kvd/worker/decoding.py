@@ -10,7 +10,10 @@ from kvd.engine.llama import SEQUENCES, BatchToken, LlamaEngine, run
 PREFIX, LIVE, WORK, SPARE = 0, 1, 2, 3
 """Sequences: the shared prefix (always there), the running prompt, a body being computed, cells in passing."""
 
-HEADS = range(4, SEQUENCES)
+RESIDENTS = range(4, 12)
+"""Sequences of prompts that stay after their answer."""
+
+HEADS = range(12, SEQUENCES)
 """One sequence for each chunk's head, so that many can be computed in one batch."""
 
 HEAD_BATCH = 256

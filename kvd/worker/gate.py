@@ -22,7 +22,7 @@ from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.types import Progress, ProgressCallback
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SLICE, SPARE, WORK, Step, decode_run
 from kvd.worker.prompt import Piece, PromptBuilder, joined
-from kvd.worker.reuse import Reuse, body_of, place
+from kvd.worker.reuse import Reuse, body_of, filled, place
 from kvd.worker.snippets import QUESTIONS, SNIPPETS
 
 MOST_KL, LEAST_TOP1 = 0.20, 0.80
@@ -175,7 +175,7 @@ class Gate:
                 if stored[index] is None:
                     stored[index], _ = reuse.compute(body, self._step)
             found = [item for item in stored if item is not None]
-            placed = place(len(self._prompts.prefix), self._headers, bodies, found, recompute)
+            placed = filled(place(len(self._prompts.prefix), self._headers, bodies, recompute), found)
             if not reuse.set_bodies(placed):
                 return Figures(float("inf"), 0.0, float("inf"), 0)
             reuse.join(placed, self._step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import llama_cpp
@@ -16,7 +16,7 @@ from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.engine.state import StateBuffer, parse_state
 from kvd.errors import ModelError
 from kvd.kv.codec import INT4, Codec
-from kvd.kv.pager import Body, Fetched, Pager, Tokens
+from kvd.kv.pager import Body, Fetched, Pager
 from kvd.kv.rope import Rotation
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
@@ -42,14 +42,16 @@ def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, cod
 class Placed:
     """A chunk's place in the prompt: its header's tokens from `start` on, then its body.
 
-    The first `recompute` tokens of the body are computed in place, the others are taken from `stored`.
+    The first `recompute` tokens of the body are computed in place, the others are taken from `stored`. A `resident`
+    one is in the live sequence's cells already.
     """
 
-    header: Sequence[int]
-    body: Tokens
-    stored: Fetched
+    header: tuple[int, ...]
+    body: Body
     start: int
     recompute: int
+    stored: Fetched = field(default_factory=Fetched)
+    resident: bool = False
 
     @property
     def stored_start(self) -> int:
@@ -57,11 +59,11 @@ class Placed:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.header) + len(self.body)
+        return self.start + len(self.header) + len(self.body.tokens)
 
     @property
     def fresh(self) -> list[int]:
-        return [*self.header, *self.body[: self.recompute]]
+        return [*self.header, *self.body.tokens[: self.recompute]]
 
 
 def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
@@ -69,19 +71,18 @@ def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
     return Body(prompts.neutral_header(piece.scope), piece.body)
 
 
-def place(
-    start: int,
-    headers: Sequence[Sequence[int]],
-    bodies: Sequence[Body],
-    stored: Sequence[Fetched],
-    recompute: int,
-) -> list[Placed]:
-    """One chunk behind the other from position `start` on."""
+def place(start: int, headers: Sequence[Sequence[int]], bodies: Sequence[Body], recompute: int) -> list[Placed]:
+    """One chunk behind the other from position `start` on, nothing stored yet."""
     placed: list[Placed] = []
-    for header, body, fetched in zip(headers, bodies, stored, strict=True):
-        placed.append(Placed(header, body.tokens, fetched, start, min(recompute, len(body.tokens))))
+    for header, body in zip(headers, bodies, strict=True):
+        placed.append(Placed(tuple(header), body, start, min(recompute, len(body.tokens))))
         start = placed[-1].end
     return placed
+
+
+def filled(placed: Sequence[Placed], stored: Sequence[Fetched]) -> list[Placed]:
+    """The chunks with what is stored of their bodies."""
+    return [replace(item, stored=fetched) for item, fetched in zip(placed, stored, strict=True)]
 
 
 class Reuse:
@@ -123,9 +124,12 @@ class Reuse:
             kv[layer, 1] = torch.from_numpy(state.values[layer])
         return kv
 
-    def set_bodies(self, placed: Sequence[Placed]) -> bool:
-        """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses."""
-        positions = [position for item in placed for position in range(item.end - len(item.body), item.end)]
+    def set_bodies(self, placed: Sequence[Placed], resident: Sequence[Placed] = ()) -> bool:
+        """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses.
+
+        `resident` are chunks before them that the live sequence holds already.
+        """
+        positions = [position for item in placed for position in range(item.end - len(item.body.tokens), item.end)]
         buffer = StateBuffer(self.shape, positions, SPARE, self._memory)
         if buffer.blob.size > self._memory.size:
             self._memory = buffer.blob
@@ -139,10 +143,13 @@ class Reuse:
             if not self._engine.set_state(SPARE, buffer.blob):
                 return False
         self._engine.share(PREFIX, SPARE)
+        for item in resident:
+            self._engine.share(LIVE, SPARE, item.stored_start, item.end)
         return True
 
     def join(self, placed: Sequence[Placed], step: Step) -> None:
-        """Compute the chunks' heads in place and make the live sequence of prefix, heads and rest of the bodies.
+        """Compute the chunks' heads in place and put them and the rest of the bodies into the live sequence, behind the
+        prefix and what it holds of the prompt already.
 
         Heads are computed many to a batch, each in a sequence that shares the prefix and the stored bodies before
         it. They do not see one another; in small trials that cost little as long as they see the stored bodies from

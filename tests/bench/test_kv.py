@@ -47,7 +47,8 @@ def test_a_run_measures_everything(kvd: Kvd, arguments: list[str], tmp_path: Pat
     assert shares[0] == 0 < shares[1]
     times = result["speed"]["times"][0]
     recalled = result["recalled"][0]
-    for kind, source in (("full", "prefilled"), ("cold", "reused_cold"), ("hot", "reused_hot")):
+    tiers = {"full": "prefilled", "cold": "reused_cold", "hot": "reused_hot", "resident": "resident"}
+    for kind, source in tiers.items():
         tokens = times[kind][0]["tokens"]
         assert tokens["recalled"] == recalled
         assert tokens[source] + tokens["recomputed"] == recalled

@@ -30,6 +30,7 @@ LOAD = LoadParams(
     reuse=True,
     recompute=0,
     short_headers=False,
+    resident_prompts=8,
     pool_bytes=0,
 )
 

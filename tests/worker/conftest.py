@@ -133,7 +133,7 @@ class Rigs:
     def __init__(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, path: Path) -> None:
         self.engine, self.prompts, self.movable, self.path = engine, prompts, movable, path
 
-    def __call__(self, recompute: int = 0, pool_bytes: int = 0) -> Rig:
+    def __call__(self, recompute: int = 0, pool_bytes: int = 0, residents: int = 0) -> Rig:
         shape = self.movable.shape
         pool = HotPool(shape, pool_bytes or pool_bytes_for(shape, N_CTX, 0))
         store = BlockStore(self.path)
@@ -141,7 +141,7 @@ class Rigs:
         reuse = Reuse(self.engine, self.prompts, self.movable, pager)
         self.engine.clear(range(32))
         decode_run(self.engine, self.prompts.prefix, 0, PREFIX, lambda: None)
-        return Rig(Answerer(self.engine, self.prompts, reuse, recompute), pager, pool, store)
+        return Rig(Answerer(self.engine, self.prompts, reuse, recompute, residents=residents), pager, pool, store)
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ class Wire:
             "reuse": True,
             "recompute": 0,
             "short_headers": False,
+            "resident_prompts": 0,
             "pool_bytes": 0,
             "gate": self.gate,
         }
