@@ -89,8 +89,9 @@ class Pager:
 
     `fingerprint` says whose KV they are, codec and all; new blocks are encoded by `codec`. `costs` decides what is
     loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize". `counts`
-    has blocks looked up in the pool ("hot_hit", "hot_miss"), the misses by what became of them ("cold_hit",
-    "cold_miss", or "cold_declined" where `costs` was against loading), and those loaded ("swapped_in").
+    has blocks that cells still held ("cells_hit"), the others as the pool had them ("hot_hit", "hot_miss"), the misses
+    by what became of them ("cold_hit", "cold_miss", or "cold_declined" where `costs` was against loading), and those
+    loaded ("swapped_in").
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class Pager:
         self.pool.policy.asked(question)
         for body in (*resident, *bodies):
             self.pool.policy.wanted([link.key for link in self.addresses(body)], body.vector)
-        self._used.update(link.key for body in resident for link in self.addresses(body))
+        held = [link.key for body in resident for link in self.addresses(body)]
+        self.counts["cells_hit"] += len(held)
+        self._used.update(held)
         bodies_found: list[Fetched | None] = []
         for chain in chains:
             found = Fetched()

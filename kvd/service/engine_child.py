@@ -165,7 +165,7 @@ class EngineChild:
             _log.warning("engine: %d stored blocks are unusable: %s", len(data["keys"]), data.get("reason"))
             self._writer.drop([bytes.fromhex(key) for key in data["keys"]])
         elif event == "integrity":
-            _log.error("engine: the hot pool is broken, so the engine ends: %s", data.get("reason"))
+            _log.error("engine: its KV in memory is broken, so it ends: %s", data.get("reason"))
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

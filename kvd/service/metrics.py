@@ -70,14 +70,16 @@ class Metrics:
         lookups = self._counter("block_requests", "Look-ups of blocks in a tier, by result.", "tier", "result")
         swaps = self._counter("swaps", "Blocks loaded into the hot pool (in) and evicted from it (out).", "direction")
         return {
-            "hot_hit": (lookups.labels("hot", "hit"),),
-            "hot_miss": (lookups.labels("hot", "miss"),),
+            "cells_hit": (lookups.labels("cells", "hit"),),
+            # What the cells hold is not looked up in the pool.
+            "hot_hit": (lookups.labels("hot", "hit"), lookups.labels("cells", "miss")),
+            "hot_miss": (lookups.labels("hot", "miss"), lookups.labels("cells", "miss")),
             "cold_hit": (lookups.labels("cold", "hit"),),
             "cold_miss": (lookups.labels("cold", "miss"),),
             "cold_declined": (lookups.labels("cold", "declined"),),
             "swapped_in": (swaps.labels("in"),),
             "hot_evicted": (evictions.labels("hot", "capacity"), swaps.labels("out")),
-            "integrity_failures": (self._counter("integrity_failures", "Hot pools found broken."),),
+            "integrity_failures": (self._counter("integrity_failures", "Engines that found their KV broken."),),
         }
 
     def _writer_counters(self, evictions: Counter) -> dict[str, tuple[Counter, ...]]:
@@ -125,8 +127,7 @@ class Metrics:
         pool, cells = engine.get("pool") or {}, engine.get("cells") or {}
         self._kv_bytes.labels("cells").set(cells.get("used_bytes", 0))
         self._kv_bytes.labels("hot").set(pool.get("used_bytes", 0))
-        # Only the shared prefix stays in the cells, which is no block.
-        self._kv_blocks.labels("cells").set(0)
+        self._kv_blocks.labels("cells").set(cells.get("runs", 0))
         self._kv_blocks.labels("hot").set(pool.get("blocks", 0))
         self._utilization.set(pool["used_bytes"] / pool["bytes"] if pool else 0)
         self._device.clear()

@@ -31,7 +31,7 @@ from kvd.worker.reuse import Reuse, fingerprint
 
 MAX_RECOMPUTE = 64
 IDLE_SECONDS = 5.0
-"""After so long without a question the pool's integrity is checked."""
+"""After so long without a question the integrity of what is in memory is checked."""
 
 
 class Child:
@@ -78,26 +78,27 @@ class Child:
                 self._check_due = monotonic() + IDLE_SECONDS
 
     def _next_request(self) -> Message:
-        """The next request; the pool is checked once when none has come for a while after it was used."""
+        """The next request; when none has come for a while after a question, what is in memory is checked once."""
         if self._check_due is not None:
             try:
                 return self._queue.get(timeout=max(0.0, self._check_due - monotonic()))
             except queue.Empty:
                 self._check_due = None
-                self._check_pool()
+                self._check_integrity()
         return self._queue.get()
 
-    def _check_pool(self) -> None:
-        """Raises `RuntimeError`, which ends this process, when the pool is broken: no answer may come from it."""
-        if self._pool is None:
-            return
+    def _check_integrity(self) -> None:
+        """Raises `RuntimeError`, which ends this process, when pool or cells are broken: they must not be used."""
         try:
-            self._pool.check_integrity()
+            if self._pool is not None:
+                self._pool.check_integrity()
+            if self._answerer is not None:
+                self._answerer.resident.check_integrity()
         except Exception as error:
             # Also where the check itself stumbles over what it finds.
             self._integrity_failures += 1
             self._event("integrity", {"reason": f"{type(error).__name__}: {error}"})
-            raise RuntimeError("the hot pool is broken") from error
+            raise RuntimeError("the KV in memory is broken") from error
 
     def _read(self) -> None:
         while (frame := read_frame(self._requests)) is not None:
@@ -262,21 +263,21 @@ class Child:
     def _stats(self, number: int, params: Message) -> Message:
         return {
             "pool": self._pool.stats() if self._pool else {},
-            "cells": self._cells(),
+            "cells": _cells_stats(self._answerer) if self._answerer else {},
             "memory": memory_in_use(),
         }
-
-    def _cells(self) -> dict[str, int]:
-        """What is in the cells between questions: the shared prefix and prompts that stay."""
-        if self._answerer is None:
-            return {}
-        engine, cells = self._answerer.engine, self._answerer.resident.stats()
-        used = cells["prefix"] + cells["resident"]
-        return {**cells, "used": used, "used_bytes": engine.state_bytes(PREFIX) * used // cells["prefix"]}
 
 
 def _go_on() -> None:
     """Nobody cancels what belongs to loading."""
+
+
+def _cells_stats(answerer: Answerer) -> dict[str, int]:
+    cells = answerer.resident.stats()
+    if answerer.reuse is None:
+        # Only the shared prefix stays, of cells whose size is not known.
+        return {**cells, "used_bytes": answerer.engine.state_bytes(PREFIX)}
+    return {**cells, "used_bytes": (cells["prefix"] + cells["resident"]) * answerer.reuse.shape.bytes_per_token}
 
 
 def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:

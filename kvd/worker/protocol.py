@@ -25,6 +25,7 @@ _MAX_JSON = 64 << 20
 _MAX_BLOB = 1 << 30
 
 COUNTERS = (
+    "cells_hit",
     "hot_hit",
     "hot_miss",
     "cold_hit",
@@ -36,9 +37,10 @@ COUNTERS = (
 )
 """What a child counts once its model is loaded; one that is 0 may be missing.
 
-`hot_*`, and `cold_*` for the misses among them: blocks looked up in the hot pool and in the cold store, by result;
-"declined" are not looked up, because to compute them is predicted to be faster. `swapped_in`: loaded from the store
-into the pool. `hot_evicted`: left the pool for want of room. `integrity_failures`: the pool was found broken.
+`cells_hit`: blocks that llama.cpp's cells still held. `hot_*`, and `cold_*` for the misses among them: the others,
+looked up in the hot pool and in the cold store, by result; "declined" are not looked up, because to compute them is
+predicted to be faster. `swapped_in`: loaded from the store into the pool. `hot_evicted`: left it for want of room.
+`integrity_failures`: pool or cells were found broken.
 """
 
 Message = dict[str, Any]

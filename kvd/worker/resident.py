@@ -104,16 +104,19 @@ class ResidentPrompts:
     @property
     def used_cells(self) -> int:
         """Cells behind the shared prefix that hold resident prompts or the start of the live one."""
-        runs = {*self._live, *itertools.chain.from_iterable(resident.runs for resident in self._kept)}
-        return _cells(runs)
+        return _cells(self._runs())
+
+    def _runs(self) -> set[Run]:
+        return {*self._live, *itertools.chain.from_iterable(resident.runs for resident in self._kept)}
 
     def stats(self) -> dict[str, int]:
-        """`{"total", "prefix", "resident", "prompts"}`: cells, and prompts that are resident."""
+        """`{"total", "prefix", "resident", "prompts", "runs"}`: cells, resident prompts, and what they consist of."""
         return {
             "total": self._engine.n_ctx,
             "prefix": self._start,
             "resident": self.used_cells,
             "prompts": len(self._kept),
+            "runs": len(self._runs()),
         }
 
     def check_integrity(self) -> None:

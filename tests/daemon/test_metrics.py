@@ -52,6 +52,8 @@ def test_many_clients_at_once_are_counted_exactly(fake_daemon: FakeDaemon, repos
     # Each question that reached the engine, whether it was answered or not, in seven children.
     reached = sum(tally.requests["ask", outcome] for outcome in ("ok", "model", "unavailable", "cancelled"))
     assert by_label(samples, "kvd_block_requests_total", "tier", "result") == {
+        ("cells", "hit"): 0,
+        ("cells", "miss"): reached * 10,
         **{("hot", result): reached * count for result, count in LOOKUPS.items()},
         **{("cold", result): 0 for result in ("hit", "miss", "declined")},
     }
@@ -113,7 +115,7 @@ def test_an_engine_whose_pool_is_broken_is_counted_and_replaced(
         samples = metrics(client)
     assert single(samples, "kvd_integrity_failures_total") == 1
     assert single(samples, "kvd_pool_utilization_ratio") == 0.01
-    assert "the hot pool is broken, so the engine ends: a page is lost" in kvd.ok("logs")
+    assert "its KV in memory is broken, so it ends: a page is lost" in kvd.ok("logs")
 
 
 def test_gauges_follow_the_engine(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:

@@ -189,6 +189,8 @@ def test_metrics_of_concurrent_questions_are_what_their_clients_counted(kvd: Kvd
         poll(lambda: tally.agrees(metrics(client)), 60.0)
         before = metrics(client)
         blocks = by_label(before, "kvd_block_requests_total", "tier", "result")
+        assert blocks["cells", "hit"] > 0
+        assert blocks["cells", "miss"] == blocks["hot", "hit"] + blocks["hot", "miss"]
         assert blocks["hot", "miss"] == sum(blocks["cold", result] for result in ("hit", "miss", "declined"))
         # All blocks were computed once, and nothing had to leave: what was written is what is there.
         db = apsw.Connection(str(paths.store_file()), flags=apsw.SQLITE_OPEN_READONLY)

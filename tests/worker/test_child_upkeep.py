@@ -11,7 +11,7 @@ from kvd.worker.gate import Verdict
 from kvd.worker.protocol import Message
 from tests.conftest import poll
 
-from .conftest import model_path
+from .conftest import SOURCES, model_path
 from .test_child import Wire, checks
 
 
@@ -81,7 +81,7 @@ def test_the_pool_is_checked_once_after_each_burst_of_questions(tmp_path: Path, 
     file.touch()
     before = f"{IDLE}\nCHECKS = {str(file)!r}\n{COUNTED_CHECKS}"
     with closing(Wire(tmp_path / "kv.db", verdict.to_json(), before)) as wire:
-        wire.load(model_path())
+        wire.load(model_path(), resident_prompts=8)
         for number in range(2, 5):
             assert "result" in wire.ask(number)
         poll(lambda: file.read_text() == "checked\n")
@@ -92,3 +92,15 @@ def test_the_pool_is_checked_once_after_each_burst_of_questions(tmp_path: Path, 
         wire.call(21, "shutdown")
         assert wire.process.wait(10) == 0
     assert file.read_text() == "checked\n" * 2
+
+
+def test_what_the_cells_hold_is_not_looked_up_in_the_pool(tmp_path: Path, verdict: Verdict) -> None:
+    with closing(Wire(tmp_path / "kv.db", verdict.to_json())) as wire:
+        wire.load(model_path(), resident_prompts=8)
+        first = counters(wire, wire.ask(2))
+        again = wire.ask(3)
+        assert again["result"]["tokens"]["resident"] == again["result"]["tokens"]["recalled"]
+        assert counters(wire, again) == {**first, "cells_hit": first["hot_miss"]}
+        cells = wire.call(4, "stats")["result"]["cells"]
+    assert cells["runs"] == len(SOURCES)
+    assert cells["used_bytes"] == (cells["prefix"] + cells["resident"]) * 2 * 30 * 192 * 2
