@@ -16,12 +16,18 @@ from typing import Any
 
 import pytest
 
+from kvd.engine.machine import wait_briefly
+
 _GIT_IDENTITY = {
     "GIT_AUTHOR_NAME": "Test",
     "GIT_AUTHOR_EMAIL": "test@example.invalid",
     "GIT_COMMITTER_NAME": "Test",
     "GIT_COMMITTER_EMAIL": "test@example.invalid",
 }
+
+
+# Before any test loads llama.cpp into this process.
+wait_briefly()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvd import paths
 from kvd.config import Settings
-from kvd.engine.log import quiet_llama_log
+from kvd.engine.machine import wait_briefly
 from kvd.errors import CancelledError, KvdError, UsageError
 
 if TYPE_CHECKING:
@@ -42,11 +42,18 @@ def _run(options: dict[str, Any]) -> None:
         _run_with_model(options)
 
 
+def _quiet_engine() -> None:
+    wait_briefly()
+    from kvd.engine.log import quiet_llama_log
+
+    quiet_llama_log()
+
+
 def _run_with_model(options: dict[str, Any]) -> None:
+    _quiet_engine()
     from kvd.bench import codec, questions
     from kvd.models.active import active_model
 
-    quiet_llama_log()
     model = active_model()
     folder = Path(options["work"] or paths.cache_dir() / "bench")
     sets = questions.read_sets(Path(options["questions"] or questions.default_folder()))
@@ -61,9 +68,9 @@ def _run_with_model(options: dict[str, Any]) -> None:
 
 
 def _run_paging(options: dict[str, Any]) -> None:
+    _quiet_engine()
     from kvd.bench import sources
 
-    quiet_llama_log()
     folder = Path(options["work"] or paths.cache_dir() / "bench")
     _live_in(folder)
     traces, counted = sources.traces(options, folder, _say)

@@ -44,7 +44,8 @@ def _quality(result: dict[str, Any], file: Path) -> Path:
         axes.errorbar(fresh_share(row), kl.value, spread, fmt=marker, color=color, elinewidth=0.5, label=row["name"])
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.set(xlabel="fresh tokens in the prompt (headers and recomputed)", ylabel="mean KL to the full prefill, nats")
-    axes.set_ylim(bottom=0)
+    # Some ways are a hundred times worse than others.
+    axes.set_yscale("log")
     axes.set_title(f"{result['about']['model']}, {len(rows[0]['outcomes'])} questions")
     axes.legend(fontsize=7, bbox_to_anchor=(1.01, 1), loc="upper left")
     figure.tight_layout()

@@ -74,6 +74,8 @@ SCHEMES = (
     replace(SHIPPED, name="3 bits in the second half of the layers", keys=Side(late_bits=3), values=Side(late_bits=3)),
     replace(SHIPPED, name="K 4 bits, V 3 bits", values=Side(bits=3)),
     replace(SHIPPED, name="K 3 bits, V 4 bits", keys=Side(bits=3)),
+    replace(SHIPPED, name="K 5 bits, V 3 bits", keys=Side(bits=5), values=Side(bits=3)),
+    replace(SHIPPED, name="K 5 bits, V 4 bits", keys=Side(bits=5)),
     replace(SHIPPED, name="3 bits", keys=Side(bits=3), values=Side(bits=3)),
     replace(SHIPPED, name="8 bits", keys=Side(bits=8), values=Side(bits=8)),
 )

@@ -145,9 +145,9 @@ class Pager:
         self.pool.policy.asked(question)
         for body in (*resident, *bodies):
             self.pool.policy.wanted([link.key for link in self.addresses(body)], body.vector)
-        held = [link.key for body in resident for link in self.addresses(body)]
-        self.counts["cells_hit"] += len(held)
-        self._used.update(held)
+        for key in (link.key for body in resident for link in self.addresses(body)):
+            self.counts["cells_hit"] += 1
+            self._used.add(key)
         bodies_found: list[Fetched | None] = []
         for chain in chains:
             found = Fetched()

@@ -117,6 +117,7 @@ class Metrics:
         self._writes.update(store)
         if "file_bytes" in store:
             self._store_bytes.set(store["file_bytes"])
+        if "blocks" in store:
             self._kv_bytes.labels("cold").set(store["payload_bytes"])
             self._kv_blocks.labels("cold").set(store["blocks"])
         if indexes is not None:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from kvd.engine.log import quiet_llama_log
+from kvd.engine.machine import wait_briefly
 
 
 def main() -> None:
@@ -16,8 +16,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()
-    quiet_llama_log()
+    wait_briefly()
+    from kvd.engine.log import quiet_llama_log
     from kvd.worker.child import Child
+
+    quiet_llama_log()
 
     try:
         Child(sys.stdin.buffer, answers).serve()

@@ -117,7 +117,15 @@ def test_the_child_answers_with_every_kind(wire: Wire, models: dict[str, Path], 
 
 def _two_chunks() -> list[dict[str, object]]:
     return [
-        {"path": path, "start_line": 1, "end_line": 9, "scope": "", "language": "python", "text": SOURCES[path]}
+        {
+            "path": path,
+            "start_line": 1,
+            "end_line": 9,
+            "scope": "",
+            "language": "python",
+            "text": SOURCES[path],
+            "vector": "",
+        }
         for path in ("src/retry.py", "src/auth.py")
     ]
 
