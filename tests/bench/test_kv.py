@@ -75,6 +75,7 @@ def test_a_missing_set_is_one_line(kvd: Kvd, tmp_path: Path) -> None:
     assert kvd.json("bench", "kv", "--questions", str(tmp_path))["error"]["code"] == "usage"
 
 
+@pytest.mark.slow
 def test_schemes_are_compared_on_real_kv(kvd: Kvd, arguments: list[str]) -> None:
     result = kvd.json("bench", "codec", *arguments, timeout=280)
     assert "error" not in result, result
