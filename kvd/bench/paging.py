@@ -20,7 +20,7 @@ from kvd.bench.statistics import Estimate, mean
 from kvd.bench.traces import Ask, Say, Trace
 from kvd.kv.pager import split_body
 from kvd.kv.policies import Policy, policy_named
-from kvd.kv.pool import PAGE_TOKENS, HotPool, Resident
+from kvd.kv.pool import PAGE_TOKENS, HotPool, Resident, pages_for
 from kvd.types import KVShape
 
 BELADY = "belady"
@@ -33,9 +33,9 @@ _NARROW = KVShape(n_layer=1, width=1)
 class Costs:
     """Milliseconds: of a token that is hot, cold (loaded from disk) or new (computed), and of the rest of a prompt.
 
-    The defaults are what docs/benchmarks.md gives for Qwen2.5-Coder-1.5B on two cores: rotate and set over 1,900
-    tokens; with read, decompress and dequantize; the full prefill's 56,871 ms over some 2,130 tokens; heads and
-    question.
+    The defaults are of one run with Qwen2.5-Coder-1.5B on two cores (`kvd bench kv --timed 5`, 2026-11-30): rotate and
+    set over 1,900 tokens; with read, decompress and dequantize; the full prefill's 56,871 ms over some 2,130 tokens;
+    heads and question.
     """
 
     hot: float = 0.027
@@ -83,7 +83,7 @@ class Outcome:
 
 def pages_of(tokens: int) -> int:
     """Pages that a body of so many tokens takes."""
-    return sum(-(-len(block) // PAGE_TOKENS) for block in split_body(tuple(range(tokens))))
+    return sum(pages_for(len(block)) for block in split_body(tuple(range(tokens))))
 
 
 def capacity_pages(trace: Trace, share: float) -> int:

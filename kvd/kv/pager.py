@@ -141,15 +141,16 @@ class Pager:
         What is returned is pinned until `release`. `resident` bodies are in cells already and only count as used.
         Raises `PoolFullError`, with nothing left pinned.
         """
-        chains = [self.addresses(body) for body in bodies]
+        everything = (*resident, *bodies)
+        chains = [self.addresses(body) for body in everything]
         self.pool.policy.asked(question)
-        for body in (*resident, *bodies):
-            self.pool.policy.wanted([link.key for link in self.addresses(body)], body.vector)
-        for key in (link.key for body in resident for link in self.addresses(body)):
+        for body, chain in zip(everything, chains, strict=True):
+            self.pool.policy.wanted([link.key for link in chain], body.vector)
+        for link in itertools.chain.from_iterable(chains[: len(resident)]):
             self.counts["cells_hit"] += 1
-            self._used.add(key)
+            self._used.add(link.key)
         bodies_found: list[Fetched | None] = []
-        for chain in chains:
+        for chain in chains[len(resident) :]:
             found = Fetched()
             bodies_found.append(found)
             try:

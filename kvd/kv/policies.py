@@ -6,6 +6,7 @@ any one embedder, `[dimension]` float32; where there are none, similarity says n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -91,7 +92,7 @@ class Trail:
         return direction
 
 
-class _ByBody:
+class _ByBody(ABC):
     """Ranks bodies by `_worth`, least first, and takes a body's blocks from its end.
 
     Bodies, because their blocks are recalled together; from the end, because what is left of a body is of use as far as
@@ -143,9 +144,9 @@ class _ByBody:
         self._order = rows[np.lexsort((bodies.touched[rows], worth))].tolist()
         self._start, self._ranked = 0, True
 
+    @abstractmethod
     def _worth(self, rows: Rows) -> Floats:
         """What the bodies of these rows are worth, one relative to the other."""
-        raise NotImplementedError
 
 
 class Semantic(_ByBody):

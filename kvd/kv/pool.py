@@ -131,7 +131,7 @@ class HotPool:
     def _extend(self, block: Resident, tokens: Sequence[int], kv: torch.Tensor) -> None:
         """Write `kv` behind what the block holds. Raises `PoolFullError`; the block is then as it was."""
         start, end = len(block.tokens), len(block.tokens) + len(tokens)
-        pages = (*block.pages, *self._take(_pages_for(end) - len(block.pages)))
+        pages = (*block.pages, *self._take(pages_for(end) - len(block.pages)))
         while start < end:
             page, slot = divmod(start, PAGE_TOKENS)
             count = min(PAGE_TOKENS - slot, end - start)
@@ -264,7 +264,7 @@ class HotPool:
         proposed = list(self.policy.victims())
         assert sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool"
         for block in self.blocks():
-            assert len(block.pages) == _pages_for(len(block.tokens)), "a block table has a wrong length"
+            assert len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length"
             assert block.pins >= 0, "negative pins"
         assert all(tail.pins for tail in self._tails), "a tail without users"
 
@@ -274,7 +274,8 @@ class HotPool:
         yield from self._tails
 
 
-def _pages_for(tokens: int) -> int:
+def pages_for(tokens: int) -> int:
+    """Pages that a block of so many tokens takes."""
     return -(-tokens // PAGE_TOKENS)
 
 

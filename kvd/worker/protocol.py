@@ -4,8 +4,7 @@ A frame is `<II` (bytes of JSON, bytes of blob, little-endian), a JSON object in
 blocks travel as they are instead of as text. Requests carry `id`, `method`, `params`; answers `id` and `result`
 or `error` (as `KvdError.to_json`); events `event`, `data` and, when they belong to a request, its `id`. Every frame of
 the child may carry `counters` (see `COUNTERS`), and does when they differ from those that it told last: if the child
-dies, only what it has done since its last frame is not counted. Vectors are
-float16, little-endian, in base64.
+dies, only what it has done since its last frame is not counted. Vectors are float16, little-endian, in base64.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Resident:
+class ResidentPrompt:
     """A prompt in its cells: the shared prefix, then `runs`."""
 
     sequence: int
@@ -41,7 +41,7 @@ class ResidentPrompts:
         self._engine, self._start = engine, start
         self._capacity = engine.n_ctx - start
         self._free = list(RESIDENTS[: max(0, limit)])
-        self._kept: list[Resident] = []
+        self._kept: list[ResidentPrompt] = []
         """Least recently used first."""
         self._live: tuple[Run, ...] = ()
 
@@ -83,7 +83,7 @@ class ResidentPrompts:
         if not self._free and self._kept:
             self._drop(self._kept[0])
         if whole and self._free:
-            resident = Resident(self._free.pop(), whole)
+            resident = ResidentPrompt(self._free.pop(), whole)
             self._engine.share(LIVE, resident.sequence, 0, self._start + _cells(whole))
             self._kept.append(resident)
         self._engine.remove(LIVE)
@@ -96,7 +96,7 @@ class ResidentPrompts:
         while self._kept:
             self._drop(self._kept[0])
 
-    def _drop(self, resident: Resident) -> None:
+    def _drop(self, resident: ResidentPrompt) -> None:
         self._kept.remove(resident)
         self._engine.remove(resident.sequence)
         self._free.append(resident.sequence)
