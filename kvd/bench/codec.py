@@ -62,7 +62,7 @@ def _row(lab: Lab, prompts: Sequence[Prompt], scheme: Scheme, half: Sequence[Out
     return {
         "name": scheme.name,
         "bits": compressed_bytes(coded, scheme) * 8 / values,
-        "uncompressed_bits": sum(len(part) for body in coded for part in body.payloads) * 8 / values,
+        "uncompressed_bits": sum(len(part) for body in coded for parts in body.payloads for part in parts) * 8 / values,
         "entropy_of_codes": sum(body.entropy_bits for body in coded) / values,
         "key_error": _error(bodies, coded, 0),
         "value_error": _error(bodies, coded, 1),

@@ -20,7 +20,7 @@ from kvd.bench.lab import Lab, Outcome, Plan, Prompt
 from kvd.bench.peer import CELLS, Restored, restored
 from kvd.bench.questions import BenchQuestion
 from kvd.config import Settings
-from kvd.kv.codec import CODECS, F16, INT4, INT4_SYMMETRIC, INT8
+from kvd.kv.codec import CODECS, DEFAULT, F16, INT4, INT4_SYMMETRIC, INT8
 from kvd.kv.store import BlockStore
 from kvd.models.active import ActiveModel
 from kvd.worker.gate import Gate, gate_key
@@ -28,7 +28,7 @@ from kvd.worker.reuse import Reuse
 
 Say = Callable[[str], None]
 
-KVD, KVD_HALF = "kvd, INT4", "kvd, float16"
+KVD, KVD_HALF = "kvd", "kvd, float16"
 """kvd as it is, and with its blocks unquantized."""
 
 FLOOR = "full prefill, other batches"
@@ -65,8 +65,8 @@ class Run:
         What is done is kept in `last.json` while the rest runs.
         """
         self._say("gate: asking about built-in code")
-        key = gate_key(self._model.sha256, self._lab.prompts, INT4.id)
-        verdict = Gate(self._lab.engine, self._lab.prompts, lambda: None).check(self._lab.reuse(INT4), key)
+        key = gate_key(self._model.sha256, self._lab.prompts, DEFAULT.id)
+        verdict = Gate(self._lab.engine, self._lab.prompts, lambda: None).check(self._lab.reuse(DEFAULT), key)
         recompute = wanted.recompute if wanted.recompute >= 0 else verdict.recompute
         prompts = [self._lab.prompt(question) for question in questions]
         result: dict[str, Any] = {
@@ -152,7 +152,7 @@ class Run:
 
 
 def _main_plans(recompute: int) -> list[Plan]:
-    return [Plan(KVD, INT4, recompute), Plan(KVD_HALF, F16, recompute)]
+    return [Plan(KVD, DEFAULT, recompute), Plan(KVD_HALF, F16, recompute)]
 
 
 def _other_plans(recompute: int) -> list[Plan]:
@@ -161,6 +161,7 @@ def _other_plans(recompute: int) -> list[Plan]:
         *_main_plans(recompute),
         *(Plan(f"float16, {count} recomputed", F16, count) for count in (0, 4, 8, 16, 32)),
         Plan("INT8", INT8, recompute),
+        Plan("INT4", INT4, recompute),
         Plan("INT4 symmetric, max|x|/7", INT4_SYMMETRIC, recompute),
         Plan("made behind no header", F16, recompute, head="none"),
         Plan("made behind its own header", F16, recompute, head="own"),

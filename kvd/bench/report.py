@@ -22,7 +22,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"{len(recalled)} questions, {median(recalled).value:.0f} tokens recalled (median)"
     yield ""
     yield from _quality("Against the full prefill, means over the questions [95 %]", result["quality"])
-    yield from _int4_cost(result["quality"])
+    yield from _quantizing_cost(result["quality"])
     if result["variants"]:
         count = len(result["variants"][0]["outcomes"])
         yield ""
@@ -70,12 +70,12 @@ def _quality(title: str, rows: Rows) -> Iterator[str]:
         )
 
 
-def _int4_cost(rows: Rows) -> Iterator[str]:
+def _quantizing_cost(rows: Rows) -> Iterator[str]:
     by_name = {row["name"]: row for row in rows}
-    int4, half = by_name.get(KVD), by_name.get(KVD_HALF)
-    if int4 and half:
-        difference = mean_difference(column(int4, "kl"), column(half, "kl"))
-        yield f"what INT4 adds to the KL of float16: {_interval(difference, 4)}"
+    kvd, half = by_name.get(KVD), by_name.get(KVD_HALF)
+    if kvd and half:
+        difference = mean_difference(column(kvd, "kl"), column(half, "kl"))
+        yield f"what quantizing adds to the KL of float16: {_interval(difference, 4)}"
 
 
 def shots(times: Rows, kind: str) -> list[dict[str, Any]]:

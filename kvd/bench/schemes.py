@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import zstandard
 
+from kvd.kv.codec import compressed
 from kvd.kv.quantize import Grid, quantize
 
 _DICTIONARY_BYTES, _SAMPLE_BYTES = 1 << 14, 1 << 12
@@ -47,46 +47,48 @@ class Scheme:
 
 
 TOKEN = Side(axis="token")
-SHIPPED = Scheme("as shipped: K and V per channel, 128 tokens")
+FOUR = Scheme("K and V per channel, 4 bits, 128 tokens")
+SHIPPED = replace(FOUR, name="as shipped: K 5 bits, V 3 bits", keys=Side(bits=5), values=Side(bits=3))
 SCHEMES = (
     SHIPPED,
-    replace(SHIPPED, name="V per token, groups of 32", values=replace(TOKEN, group=32)),
-    replace(SHIPPED, name="V per token, groups of 64", values=TOKEN),
-    replace(SHIPPED, name="V per token, groups of 64, symmetric", values=replace(TOKEN, symmetric=True)),
-    replace(SHIPPED, name="V per token after a Hadamard rotation", values=replace(TOKEN, hadamard=True)),
-    replace(SHIPPED, name="K per token, groups of 64", keys=TOKEN),
-    replace(SHIPPED, name="K and V symmetric, max|x|/7", keys=Side(symmetric=True), values=Side(symmetric=True)),
+    FOUR,
+    replace(FOUR, name="V per token, groups of 32", values=replace(TOKEN, group=32)),
+    replace(FOUR, name="V per token, groups of 64", values=TOKEN),
+    replace(FOUR, name="V per token, groups of 64, symmetric", values=replace(TOKEN, symmetric=True)),
+    replace(FOUR, name="V per token after a Hadamard rotation", values=replace(TOKEN, hadamard=True)),
+    replace(FOUR, name="K per token, groups of 64", keys=TOKEN),
+    replace(FOUR, name="K and V symmetric, max|x|/7", keys=Side(symmetric=True), values=Side(symmetric=True)),
     replace(
-        SHIPPED,
+        FOUR,
         name="one symmetric scale for a tensor",
         keys=Side(axis="tensor", symmetric=True),
         values=Side(axis="tensor", symmetric=True),
     ),
-    replace(SHIPPED, name="blocks of 64", block=64),
-    replace(SHIPPED, name="blocks of 256", block=256),
-    replace(SHIPPED, name="K zero shared by a body's blocks", keys=Side(shared_zero=True)),
-    replace(SHIPPED, name="first 4 tokens of a body exact", exact_first=4),
-    replace(SHIPPED, name="neighbouring codes in a byte", neighbours=True),
-    replace(SHIPPED, name="zstd -1", level=1),
-    replace(SHIPPED, name="zstd -9", level=9),
-    replace(SHIPPED, name="zstd -19", level=19),
-    replace(SHIPPED, name="zstd -3 with a trained dictionary", dictionary=True),
-    replace(SHIPPED, name="3 bits in the second half of the layers", keys=Side(late_bits=3), values=Side(late_bits=3)),
-    replace(SHIPPED, name="K 4 bits, V 3 bits", values=Side(bits=3)),
-    replace(SHIPPED, name="K 3 bits, V 4 bits", keys=Side(bits=3)),
-    replace(SHIPPED, name="K 5 bits, V 3 bits", keys=Side(bits=5), values=Side(bits=3)),
-    replace(SHIPPED, name="K 5 bits, V 4 bits", keys=Side(bits=5)),
-    replace(SHIPPED, name="3 bits", keys=Side(bits=3), values=Side(bits=3)),
-    replace(SHIPPED, name="8 bits", keys=Side(bits=8), values=Side(bits=8)),
+    replace(FOUR, name="blocks of 64", block=64),
+    replace(FOUR, name="blocks of 256", block=256),
+    replace(FOUR, name="K zero shared by a body's blocks", keys=Side(shared_zero=True)),
+    replace(FOUR, name="first 4 tokens of a body exact", exact_first=4),
+    replace(FOUR, name="neighbouring codes in a byte", neighbours=True),
+    replace(FOUR, name="zstd -1", level=1),
+    replace(FOUR, name="zstd -9", level=9),
+    replace(FOUR, name="zstd -19", level=19),
+    replace(FOUR, name="zstd -3 with a trained dictionary", dictionary=True),
+    replace(FOUR, name="3 bits in the second half of the layers", keys=Side(late_bits=3), values=Side(late_bits=3)),
+    replace(FOUR, name="K 4 bits, V 3 bits", values=Side(bits=3)),
+    replace(FOUR, name="K 3 bits, V 4 bits", keys=Side(bits=3)),
+    replace(FOUR, name="K 5 bits, V 2 bits", keys=Side(bits=5), values=Side(bits=2)),
+    replace(FOUR, name="K 5 bits, V 4 bits", keys=Side(bits=5)),
+    replace(FOUR, name="3 bits", keys=Side(bits=3), values=Side(bits=3)),
+    replace(FOUR, name="8 bits", keys=Side(bits=8), values=Side(bits=8)),
 )
 
 
 @dataclass(slots=True)
 class Coded:
-    """A body that went through a scheme: what comes back, its blocks' bytes, and its codes' entropy in bits."""
+    """A body that went through a scheme: what comes back, its blocks' parts, and the entropy of its codes in bits."""
 
     kv: torch.Tensor
-    payloads: list[bytes]
+    payloads: list[list[bytes]]
     entropy_bits: float
     exact_bytes: int
 
@@ -107,7 +109,7 @@ def code(kv: torch.Tensor, scheme: Scheme) -> Coded:
             back[:, which, start:end] = found.half()
             parts += [*sides, *(_packed(layers, bits, scheme.neighbours) for layers, bits in codes)]
             result.entropy_bits += sum(_entropy(layers) for layers, _ in codes)
-        result.payloads.append(b"".join(parts))
+        result.payloads.append(parts)
     if scheme.exact_first:
         back[:, :, : scheme.exact_first] = kv[:, :, : scheme.exact_first]
         result.exact_bytes = kv[:, :, : scheme.exact_first].numel() * 2
@@ -169,14 +171,12 @@ def _hadamard(size: int) -> torch.Tensor:
 
 
 def _packed(codes: torch.Tensor, bits: int, neighbours: bool) -> bytes:
+    """A code a byte above 4 bits, else two: zstd's entropy coder closes the gap to what the codes need."""
     rows = codes.reshape(-1, codes.shape[-1])
-    if bits == 8:
+    if bits > 4:
         return bytes(rows.numpy().tobytes())
-    if bits == 4:
-        low, high = (rows[:, 0::2], rows[:, 1::2]) if neighbours else rows.chunk(2, dim=1)
-        return bytes((low | (high << 4)).contiguous().numpy().tobytes())
-    planes = np.unpackbits(rows.numpy()[..., np.newaxis], axis=-1)[..., 8 - bits :]
-    return np.packbits(planes.reshape(-1)).tobytes()
+    low, high = (rows[:, 0::2], rows[:, 1::2]) if neighbours else rows.chunk(2, dim=1)
+    return bytes((low | (high << 4)).contiguous().numpy().tobytes())
 
 
 def _entropy(codes: torch.Tensor) -> float:
@@ -191,9 +191,11 @@ def compressed_bytes(coded: Sequence[Coded], scheme: Scheme) -> int:
     dictionary = None
     if scheme.dictionary:
         samples: list[Any] = [
-            part[at : at + _SAMPLE_BYTES] for part in payloads for at in range(0, len(part), _SAMPLE_BYTES)
+            part[at : at + _SAMPLE_BYTES]
+            for part in itertools.chain.from_iterable(payloads)
+            for at in range(0, len(part), _SAMPLE_BYTES)
         ]
         dictionary = zstandard.train_dictionary(_DICTIONARY_BYTES, samples)
     compressor = zstandard.ZstdCompressor(level=scheme.level, dict_data=dictionary)
-    size = sum(len(compressor.compress(payload)) for payload in payloads)
+    size = sum(len(compressed(payload, compressor)) for payload in payloads)
     return size + sum(body.exact_bytes for body in coded) + (_DICTIONARY_BYTES if dictionary else 0)

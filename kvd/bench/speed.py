@@ -12,7 +12,7 @@ from kvd.bench.lab import Lab, Prompt
 from kvd.bench.questions import BenchQuestion
 from kvd.config import Settings
 from kvd.errors import UnavailableError
-from kvd.kv.codec import INT4
+from kvd.kv.codec import DEFAULT
 from kvd.kv.store import BlockStore
 from kvd.rpc.client import Client
 
@@ -59,7 +59,7 @@ def fill_store(lab: Lab, prompts: Sequence[Prompt]) -> list[int]:
     try:
         for prompt in prompts:
             # A pool of its own for each: shared blocks count for every prompt that needs them.
-            reuse = lab.reuse(INT4)
+            reuse = lab.reuse(DEFAULT)
             fetched, frames = lab.fetch(reuse, lab.bodies(prompt))
             store.put(frames)
             sizes.append(sum(len(frame.data) for frame in frames))

@@ -2,15 +2,17 @@
 
 Keys come rotated back to position 0. Keys and values are quantized per channel over the block's tokens: the keys
 of real models carry large offsets per channel, which a zero point per channel absorbs and a scale shared along the
-head does not; values lose no more that way than with a scale for each token, and their scales take less room. A
-block is quantized once, when its KV is computed; what is in the pool is what decodes from its frame.
+head does not; values lose no more that way than with a scale for each token, and their scales take less room. Of
+four bits a number, keys get five and values three: what an answer loses to 4-bit codes, it loses by the keys
+(docs/benchmarks.md). A block is quantized once, when its KV is computed; what is in the pool is what decodes from
+its frame.
 
 A frame is `_HEADER` and a zstd frame with zstd's own content checksum; inside, in order:
 
     tokens      i32 [tokens]                    compared again on a hit
     k_zero      f16 [n_layer, width]            not in symmetric codecs; k_scale likewise
-    k           u8  [n_layer, tokens, width/2]  low nibble: first half of a row, high nibble: second half;
-                                                [n_layer, tokens, width] where codes have 8 bits
+    k           u8  [n_layer, tokens, width]    or, for codes of at most 4 bits, [n_layer, tokens, width/2]:
+                                                first half of a row in the low nibbles, second half in the high ones
     v_zero, v_scale, v                          likewise
 
 and in an unquantized frame: tokens, k and v as f16 [n_layer, tokens, width].
@@ -18,6 +20,7 @@ and in an unquantized frame: tokens, k and v as f16 [n_layer, tokens, width].
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import zlib
@@ -47,35 +50,47 @@ class BlockError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """One way to store numbers; `number` names it in frames. Without a grid they stay float16."""
+    """One way to store keys and values; `number` names it in frames. Without a grid they stay float16."""
 
     name: str
     number: int
-    grid: Grid | None
+    keys: Grid | None
+    values: Grid | None
 
     @property
     def id(self) -> str:
         """What a block's fingerprint says of its codec."""
         return f"{self.name}-v{VERSION}"
 
-    def parts(self, shape: KVShape, tokens: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Kind and shape of what a frame holds behind the token ids, for keys and again for values."""
-        if self.grid is None:
-            return [(torch.float16, (shape.n_layer, tokens, shape.width))]
-        sides = 1 if self.grid.symmetric else 2
-        packed = shape.width * self.grid.bits // 8
-        return [
-            *[(torch.float16, (shape.n_layer, 1, shape.width))] * sides,
-            (torch.uint8, (shape.n_layer, tokens, packed)),
-        ]
+    @property
+    def grids(self) -> tuple[Grid | None, Grid | None]:
+        """In the order in which a frame holds both sides."""
+        return self.keys, self.values
 
 
-F16 = Codec("f16", 16, None)
-INT8 = Codec("int8", 8, Grid(8))
-INT4 = Codec("int4", 4, Grid(4))
-INT4_SYMMETRIC = Codec("int4-symmetric", 5, Grid(4, symmetric=True))
-CODECS = {codec.name: codec for codec in (INT4, INT8, INT4_SYMMETRIC, F16)}
+F16 = Codec("f16", 16, None, None)
+INT8 = Codec("int8", 8, Grid(8), Grid(8))
+INT4 = Codec("int4", 4, Grid(4), Grid(4))
+INT4_SYMMETRIC = Codec("int4-symmetric", 5, Grid(4, symmetric=True), Grid(4, symmetric=True))
+K5V3 = Codec("k5v3", 6, Grid(5), Grid(3))
+DEFAULT = K5V3
+CODECS = {codec.name: codec for codec in (K5V3, INT4, INT8, INT4_SYMMETRIC, F16)}
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
+
+
+def _parts(grid: Grid | None, shape: KVShape, tokens: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Kind and shape of what a frame holds of one side."""
+    if grid is None:
+        return [(torch.float16, (shape.n_layer, tokens, shape.width))]
+    sides = 1 if grid.symmetric else 2
+    return [
+        *[(torch.float16, (shape.n_layer, 1, shape.width))] * sides,
+        (torch.uint8, (shape.n_layer, tokens, shape.width // grid.per_byte)),
+    ]
+
+
+def _bytes(parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    return sum(math.prod(sizes) * dtype.itemsize for dtype, sizes in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +105,30 @@ def _raw(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().cpu().numpy().tobytes()
 
 
-def _encoded(x: torch.Tensor, codec: Codec) -> list[bytes]:
-    if codec.grid is None:
+def _encoded(x: torch.Tensor, grid: Grid | None) -> list[bytes]:
+    if grid is None:
         return [_raw(x)]
-    codes, zero, scale = quantize(x.float(), 1, codec.grid)
-    sides = [scale] if codec.grid.symmetric else [zero, scale]
-    return [*map(_raw, sides), _raw(pack(codes, codec.grid))]
+    codes, zero, scale = quantize(x.float(), 1, grid)
+    sides = [scale] if grid.symmetric else [zero, scale]
+    return [*map(_raw, sides), _raw(pack(codes, grid))]
 
 
-def encode(tokens: Sequence[int], kv: torch.Tensor, codec: Codec = INT4) -> bytes:
+def encode(tokens: Sequence[int], kv: torch.Tensor, codec: Codec = DEFAULT) -> bytes:
     """The frame of a block; `kv` as in `Block`, at most `BLOCK_TOKENS` tokens, on any device."""
     n_layer, _, count, width = kv.shape
-    payload = b"".join((np.asarray(tokens, "<i4").tobytes(), *_encoded(kv[:, 0], codec), *_encoded(kv[:, 1], codec)))
-    body = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(payload)
+    sides = (_encoded(kv[:, which], grid) for which, grid in enumerate(codec.grids))
+    parts = [np.asarray(tokens, "<i4").tobytes(), *itertools.chain.from_iterable(sides)]
+    body = compressed(parts, zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True))
     fields = (_MAGIC, VERSION, codec.number, n_layer, count, width)
     crc = zlib.crc32(body, zlib.crc32(_HEADER.pack(*fields, 0)))
     return _HEADER.pack(*fields, crc) + body
+
+
+def compressed(parts: Sequence[bytes], compressor: zstandard.ZstdCompressor) -> bytes:
+    """One zstd frame of all `parts`, each with entropy tables of its own: 2 % less than one run of bytes."""
+    stream = compressor.compressobj(size=sum(map(len, parts)))
+    flushed = (stream.compress(part) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for part in parts)
+    return b"".join(flushed) + stream.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +149,24 @@ class Payload:
         kv = torch.empty(
             (self.shape.n_layer, 2, len(self.tokens), self.shape.width), dtype=torch.float16, device=data.device
         )
-        for which in range(2):
+        for which, grid in enumerate(self.codec.grids):
             parts = []
-            for dtype, sizes in self.codec.parts(self.shape, len(self.tokens)):
+            for dtype, sizes in _parts(grid, self.shape, len(self.tokens)):
                 end = offset + math.prod(sizes) * dtype.itemsize
                 parts.append(data[offset:end].view(dtype).view(sizes))
                 offset = end
-            _dequantize(parts, self.codec, kv[:, which])
+            _dequantize(parts, grid, kv[:, which])
         return kv
 
 
-def _dequantize(parts: Sequence[torch.Tensor], codec: Codec, out: torch.Tensor) -> None:
-    if codec.grid is None:
+def _dequantize(parts: Sequence[torch.Tensor], grid: Grid | None, out: torch.Tensor) -> None:
+    if grid is None:
         out.copy_(parts[0])
         return
     *sides, packed = parts
     scale = sides[-1].float()
-    zero = -codec.grid.middle * scale if codec.grid.symmetric else sides[0].float()
-    unpack_into(out, packed, zero, scale, codec.grid)
+    zero = -grid.middle * scale if grid.symmetric else sides[0].float()
+    unpack_into(out, packed, zero, scale, grid)
 
 
 def open_frame(frame: bytes, shape: KVShape) -> Payload:
@@ -162,8 +185,7 @@ def open_frame(frame: bytes, shape: KVShape) -> Payload:
         raise BlockError("frame of another model's shape")
     if not 0 < count <= BLOCK_TOKENS:
         raise BlockError(f"frame of {count} tokens")
-    parts = codec.parts(shape, count)
-    size = 4 * count + 2 * sum(math.prod(sizes) * dtype.itemsize for dtype, sizes in parts)
+    size = 4 * count + sum(_bytes(_parts(grid, shape, count)) for grid in codec.grids)
     try:
         data = bytearray(zstandard.ZstdDecompressor().decompress(body, max_output_size=size))
     except zstandard.ZstdError as error:

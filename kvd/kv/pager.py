@@ -95,7 +95,7 @@ class Pager:
     """
 
     def __init__(
-        self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes, codec: Codec = codec.INT4
+        self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes, codec: Codec = codec.DEFAULT
     ) -> None:
         self.pool, self._store, self._shape = pool, store, shape
         self._fingerprint, self._codec = fingerprint, codec

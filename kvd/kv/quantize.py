@@ -23,6 +23,11 @@ class Grid:
         return (1 << self.bits) - 1
 
     @property
+    def per_byte(self) -> int:
+        """Codes in a byte. Those of 3 or 5 bits are not packed any closer: zstd's entropy coder does that better."""
+        return 2 if self.bits <= 4 else 1
+
+    @property
     def middle(self) -> int:
         """The code of 0.0 in a symmetric grid."""
         return 1 << (self.bits - 1)
@@ -48,8 +53,8 @@ def _grown(scale: torch.Tensor) -> torch.Tensor:
 
 
 def pack(codes: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Codes `[..., width]` to bytes: 4-bit codes two by two, the first half of a row in the low nibbles."""
-    if grid.bits == 8:
+    """Codes `[..., width]` to bytes; where two make a byte, the first half of a row is in the low nibbles."""
+    if grid.per_byte == 1:
         return codes
     low, high = codes.chunk(2, dim=-1)
     return low | (high << 4)
@@ -57,7 +62,7 @@ def pack(codes: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 def unpack_into(out: torch.Tensor, packed: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor, grid: Grid) -> None:
     """out = codes x scale + zero; `out` is `[..., width]` float16, `zero` and `scale` float32 and broadcast to it."""
-    if grid.bits == 8:
+    if grid.per_byte == 1:
         out.copy_(torch.addcmul(zero, packed.float(), scale))
         return
     half = packed.shape[-1]

@@ -15,7 +15,7 @@ import torch
 from kvd.engine.llama import LlamaEngine
 from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
-from kvd.kv.codec import INT4
+from kvd.kv.codec import DEFAULT
 from kvd.kv.pager import Damaged, Pager
 from kvd.kv.policies import policy_named
 from kvd.kv.pool import HotPool, pool_bytes_for
@@ -173,7 +173,7 @@ class Child:
         """Reuse for this model if the gate lets it, and the gate's verdict: the known one where it still holds."""
         if not params["reuse"]:
             return None, Verdict("", "off", "switched off in the settings")
-        key = gate_key(str(params["model_sha256"]), prompts, INT4.id)
+        key = gate_key(str(params["model_sha256"]), prompts, DEFAULT.id)
         known = verdict_from_json(params["gate"]) if params.get("gate") else None
         if known is not None and (known.key != key or known.reuse not in VERDICTS):
             known = None

@@ -15,7 +15,7 @@ import torch
 from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.engine.state import StateBuffer, parse_state
 from kvd.errors import ModelError
-from kvd.kv.codec import INT4, Codec
+from kvd.kv.codec import DEFAULT, Codec
 from kvd.kv.pager import Body, Fetched, Pager
 from kvd.kv.rope import Rotation
 from kvd.kv.store import StoredBlock
@@ -25,7 +25,7 @@ from kvd.worker.probe import Movable
 from kvd.worker.prompt import Piece, PromptBuilder
 
 
-def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = INT4) -> bytes:
+def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = DEFAULT) -> bytes:
     """Everything that decides whether stored KV is this model's: content, build, codec, what went before it."""
     parts = (
         model_sha256,

@@ -26,7 +26,7 @@ def test_every_scheme_gives_back_something_near(scheme: Scheme) -> None:
     coded = code(kv, scheme)
     assert len(coded.payloads) == -(-300 // scheme.block)
     values = kv[:, 1].float()
-    assert float((coded.kv[:, 1].float() - values).norm() / values.norm()) < 0.4
+    assert float((coded.kv[:, 1].float() - values).norm() / values.norm()) < 0.5
     assert 0 < compressed_bytes([coded], scheme) * 8 / kv.numel() < (9 if scheme.keys.bits == 8 else 20)
     assert coded.entropy_bits <= 8 * kv.numel()
     assert torch.equal(coded.kv[:, :, : scheme.exact_first], kv[:, :, : scheme.exact_first])

@@ -3,7 +3,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.kv.codec import BLOCK_TOKENS, CODECS, F16, INT4, INT4_SYMMETRIC, INT8, BlockError, Codec, decode, encode
+from kvd.kv.codec import (
+    BLOCK_TOKENS,
+    CODECS,
+    DEFAULT,
+    F16,
+    INT4,
+    INT4_SYMMETRIC,
+    INT8,
+    K5V3,
+    BlockError,
+    Codec,
+    decode,
+    encode,
+)
 from kvd.types import KVShape
 
 SHAPE = KVShape(n_layer=3, width=128)
@@ -17,14 +30,14 @@ def a_block(tokens: int, shape: KVShape = SHAPE, seed: int = 0) -> torch.Tensor:
     return kv.half()
 
 
-@pytest.mark.parametrize("codec", [INT4, INT8])
+@pytest.mark.parametrize("codec", [K5V3, INT4, INT8])
 @pytest.mark.parametrize("tokens", [1, 2, 37, BLOCK_TOKENS])
 def test_decodes_to_within_half_a_step_of_each_channel(tokens: int, codec: Codec) -> None:
     kv = a_block(tokens)
     block = decode(encode(range(tokens), kv, codec), SHAPE)
     assert block.tokens == tuple(range(tokens))
-    assert codec.grid is not None
-    step = (kv.float().amax(2) - kv.float().amin(2)) / codec.grid.levels
+    levels = torch.tensor([grid.levels for grid in codec.grids if grid]).view(1, 2, 1)
+    step = (kv.float().amax(2) - kv.float().amin(2)) / levels
     # Half a step, and the grid of float16 around offsets of a few hundred.
     bound = step * 0.51 + kv.float().abs().amax(2) * 2**-10
     assert ((block.kv.float() - kv.float()).abs().amax(2) <= bound).all()
@@ -35,7 +48,7 @@ def test_the_textbook_formula_decodes_to_within_half_of_its_larger_step() -> Non
     block = decode(encode(range(50), kv, INT4_SYMMETRIC), SHAPE)
     step = kv.float().abs().amax(2) / 7
     assert ((block.kv.float() - kv.float()).abs().amax(2) <= step * 0.51 + 2**-9).all()
-    zero_point = decode(encode(range(50), kv), SHAPE)
+    zero_point = decode(encode(range(50), kv, INT4), SHAPE)
     assert (block.kv - kv).float().norm() > 5 * (zero_point.kv - kv).float().norm()
 
 
@@ -49,6 +62,7 @@ def test_codecs_have_names_numbers_and_ids_of_their_own() -> None:
     for attribute in ("name", "number", "id"):
         assert len({getattr(codec, attribute) for codec in CODECS.values()}) == len(CODECS)
     assert CODECS["int4"] is INT4
+    assert CODECS["k5v3"] is DEFAULT
 
 
 def test_constant_channels_come_back_exactly() -> None:
@@ -59,7 +73,7 @@ def test_constant_channels_come_back_exactly() -> None:
 def test_encoding_what_was_decoded_changes_nothing_visible() -> None:
     once = decode(encode(range(100), a_block(100)), SHAPE).kv
     twice = decode(encode(range(100), once), SHAPE).kv
-    step = (once[:, 0].float().amax(1) - once[:, 0].float().amin(1)) / 15
+    step = (once[:, 0].float().amax(1) - once[:, 0].float().amin(1)) / 31
     assert ((twice[:, 0].float() - once[:, 0].float()).abs().amax(1) <= step * 0.1 + 0.13).all()
 
 
@@ -68,7 +82,7 @@ def test_same_block_same_frame() -> None:
 
 
 def test_a_block_of_a_hundred_tokens_costs_under_four_and_a_quarter_bits_a_value() -> None:
-    kv = a_block(100)
+    kv = a_block(100, KVShape(24, 128))
     assert len(encode(range(100), kv)) * 8 / kv.numel() < 4.25
 
 
@@ -98,7 +112,7 @@ def test_a_frame_of_another_model_is_refused(other: KVShape) -> None:
 def test_any_even_width_will_do(width: int) -> None:
     shape = KVShape(2, width)
     kv = a_block(5, shape)
-    assert torch.allclose(decode(encode(range(5), kv), shape).kv[:, 1].float(), kv[:, 1].float(), atol=0.3)
+    assert torch.allclose(decode(encode(range(5), kv), shape).kv[:, 1].float(), kv[:, 1].float(), atol=0.5)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

@@ -43,7 +43,7 @@ def test_a_tail_is_kept_as_computed_and_a_full_block_goes_through_the_codec() ->
     assert table.tokens == tuple(first)
     kept = state(table)
     assert torch.equal(kept[:, :, BLOCK_TOKENS:], kv(first)[:, :, BLOCK_TOKENS:])
-    assert torch.allclose(kept, kv(first), rtol=0.2, atol=4)
+    assert torch.allclose(kept, kv(first), rtol=0.2, atol=10)
     # What came later changes nothing of what was written.
     assert table.append([7], kv([7])) == []
     assert torch.equal(state(table)[:, :, :-1], kept)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvd.engine.llama import SEQUENCES, LlamaEngine
-from kvd.kv.codec import INT4
+from kvd.kv.codec import DEFAULT
 from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
@@ -88,7 +88,7 @@ def verdict(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Ve
     engine.clear(range(SEQUENCES))
     decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
     return Gate(engine, prompts, lambda: None).check(
-        a_reuse(engine, prompts, movable), gate_key(SHA256, prompts, INT4.id)
+        a_reuse(engine, prompts, movable), gate_key(SHA256, prompts, DEFAULT.id)
     )
 
 

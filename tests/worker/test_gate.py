@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvd.engine.llama import LlamaEngine
-from kvd.kv.codec import INT4, INT8
+from kvd.kv.codec import DEFAULT, INT8
 from kvd.kv.rope import Rotation
 from kvd.types import Rope
 from kvd.worker.decoding import LIVE, PREFIX, decode_run
@@ -45,7 +45,7 @@ def test_the_small_model_may_reuse(verdict: Verdict, engine: LlamaEngine, prompt
     assert 0 < verdict.figures.kl <= MOST_KL
     assert LEAST_TOP1 <= verdict.figures.top1 < 1
     assert verdict.figures.tokens > 50
-    assert verdict.key == gate_key(SHA256, prompts, INT4.id)
+    assert verdict.key == gate_key(SHA256, prompts, DEFAULT.id)
 
 
 def test_keys_turned_to_wrong_places_do_not_pass(
@@ -89,10 +89,10 @@ def test_a_prefix_that_is_not_seen_is_off(gate: Gate, engine: LlamaEngine, monke
 
 def test_the_key_names_all_that_a_verdict_depends_on(engine: LlamaEngine, prompts: PromptBuilder) -> None:
     keys = {
-        gate_key(SHA256, prompts, INT4.id),
-        gate_key("1" * 64, prompts, INT4.id),
+        gate_key(SHA256, prompts, DEFAULT.id),
+        gate_key("1" * 64, prompts, DEFAULT.id),
         gate_key(SHA256, prompts, INT8.id),
-        gate_key(SHA256, PromptBuilder(engine, short_headers=True), INT4.id),
+        gate_key(SHA256, PromptBuilder(engine, short_headers=True), DEFAULT.id),
     }
     assert len(keys) == 4
 
