@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-from .text import clean, clean_line
+from .text import clean, clean_line, counted
 
 __all__ = ["Stream", "clean_line", "index_line", "source_line", "source_lines", "stats_line"]
 
@@ -81,7 +81,7 @@ def stats_line(result: dict[str, Any]) -> str:
 def index_line(summary: dict[str, Any]) -> str:
     """One line about a run of the indexer."""
     done = [f"{summary[kind]:,} {kind}" for kind in ("added", "changed", "deleted", "unchanged") if summary[kind]]
-    line = f"indexed {summary['repo']}: {summary['files']:,} files, {summary['chunks']:,} chunks"
+    line = f"indexed {summary['repo']}: {counted(summary['files'], 'file')}, {counted(summary['chunks'], 'chunk')}"
     line += f" ({', '.join(done)})" if done else ""
     if summary["by_lines"]:
         line += f", {summary['by_lines']:,} cut by lines for want of a grammar"

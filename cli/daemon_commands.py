@@ -60,6 +60,8 @@ def stop(
     from kvd.rpc.client import Client
     from kvd.rpc.launch import try_connect
 
+    from .text import counted
+
     sock = try_connect()
     if sock is None:
         typer.echo("not running")
@@ -73,7 +75,7 @@ def stop(
             client.kill()
             result = {}
         if result.get("active") and not now:
-            typer.echo(f"waiting for {result['active']} requests (kvd stop --now cancels them)", err=True)
+            typer.echo(f"waiting for {counted(result['active'], 'request')} (kvd stop --now cancels them)", err=True)
         if not client.wait_closed(_NOW_SECONDS if now else None):
             client.kill()
     typer.echo("stopped")
@@ -102,7 +104,7 @@ def gc(as_json: Json = False) -> None:
     """Bring the KV store under its cap, and give the space back."""
     from kvd.rpc.client import Client
 
-    from .text import file_size
+    from .text import counted, file_size
 
     with Client.connect() as client:
         result: dict[str, Any] = client.call("gc", {})
@@ -111,7 +113,7 @@ def gc(as_json: Json = False) -> None:
         return
     store, removed = result["store"], result["removed"]
     reasons = (("foreign", "of other models"), ("cap", "to keep the cap"), ("damaged", "damaged"))
-    gone = "".join(f", {removed[name]:,} blocks {words}" for name, words in reasons if removed[name])
+    gone = "".join(f", {counted(removed[name], 'block')} {words}" for name, words in reasons if removed[name])
     typer.echo(
         f"freed {file_size(result['freed_bytes'])}{gone}; the store has {file_size(store.get('file_bytes', 0))}"
         f" of at most {file_size(store['cap_bytes'])}"

@@ -159,12 +159,12 @@ def _progress_shown() -> Iterator[ProgressCallback]:
     from rich import progress as bars
     from rich.console import Console
 
+    # Narrow enough for the longest model's name on 80 columns.
     columns = (
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
+        bars.BarColumn(bar_width=12),
         bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
+        bars.TimeRemainingColumn(compact=True),
     )
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, visible=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .text import clean_line, duration, file_size
+from .text import clean_line, counted, duration, file_size
 
 
 def without_daemon() -> dict[str, Any]:
@@ -35,7 +35,7 @@ def lines(state: dict[str, Any]) -> list[str]:
 
 def _daemon_line(daemon: dict[str, Any]) -> str:
     verb = "stopping" if daemon["stopping"] else "running"
-    work = f", {daemon['active']} requests at work" if daemon["active"] else ""
+    work = f", {counted(daemon['active'], 'request')} at work" if daemon["active"] else ""
     up = duration(daemon["uptime_seconds"])
     return f"daemon   {verb}, kvd {daemon['version']}, pid {daemon['pid']}, up {up}{work}"
 
@@ -67,7 +67,7 @@ def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:
     if engine.get("gpu"):
         parts.append(f"on {engine['gpu']}")
     if engine["waiting"]:
-        parts.append(f"{engine['waiting']} questions waiting")
+        parts.append(f"{counted(engine['waiting'], 'question')} waiting")
     return f"engine   {', '.join(parts)}"
 
 
@@ -76,7 +76,7 @@ def _pool_lines(state: dict[str, Any]) -> list[str]:
     if not pool:
         return []
     used, size = pool["used_bytes"], pool["bytes"]
-    line = f"pool     {file_size(used)} of {file_size(size)} ({used / size:.0%}), {pool['blocks']:,} blocks"
+    line = f"pool     {file_size(used)} of {file_size(size)} ({used / size:.0%}), {counted(pool['blocks'], 'block')}"
     return [line + _hit_rate_words(state.get("metrics", {}))]
 
 
@@ -91,7 +91,7 @@ def _hit_rate_words(metrics: dict[str, Any]) -> str:
 def _store_line(store: dict[str, Any]) -> str:
     line = f"store    {file_size(store.get('file_bytes', 0))} of {file_size(store['cap_bytes'])}"
     if "blocks" in store:
-        line += f", {store['blocks']:,} blocks"
+        line += f", {counted(store['blocks'], 'block')}"
     if other := store.get("other", {}).get("blocks"):
         line += f" ({other:,} of other models)"
     for name, words in (("lost_blocks", "not written"), ("dropped_damaged", "dropped as damaged")):
@@ -108,6 +108,6 @@ def _index_lines(state: dict[str, Any]) -> list[str]:
 
 
 def _index_line(entry: dict[str, Any], busy: bool) -> str:
-    line = f"index    {entry.get('repo')}: {entry.get('files', 0):,} files, {entry.get('chunks', 0):,} chunks"
-    line += f", {file_size(entry.get('bytes', 0))}"
+    line = f"index    {entry.get('repo')}: {counted(entry.get('files', 0), 'file')}"
+    line += f", {counted(entry.get('chunks', 0), 'chunk')}, {file_size(entry.get('bytes', 0))}"
     return line + (", being updated" if busy else "")

@@ -20,6 +20,11 @@ def clean_line(text: str) -> str:
     return " ".join(clean(text).split("\n")).replace("\t", " ")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `1,024 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def file_size(count: float) -> str:
     """Bytes, rounded, in decimal units."""
     for unit in ("bytes", "kB", "MB"):

@@ -100,12 +100,12 @@ class Run:
 
     def _quality(self, prompts: Sequence[Prompt], plans: Sequence[Plan], floor: bool = False) -> list[dict[str, Any]]:
         """One row for each plan, with its outcomes by question; `floor` adds the same prefill in other batches."""
-        rows: dict[str, list[Outcome]] = {FLOOR: []} if floor else {}
+        rows: dict[str, list[Outcome]] = {}
         reuses = {name: self._lab.reuse(codec) for name, codec in CODECS.items()}
         for count, prompt in enumerate(prompts, start=1):
             self._say(f"quality {count}/{len(prompts)}: {prompt.question.id}, {len(plans)} ways")
             if floor:
-                rows[FLOOR].append(self._lab.whole_again(prompt, self._lab.reference(prompt)))
+                rows.setdefault(FLOOR, []).append(self._lab.whole_again(prompt, self._lab.reference(prompt)))
             for plan in plans:
                 rows.setdefault(plan.name, []).append(self._one(prompt, plan, reuses[plan.codec.name]))
         return [

@@ -34,7 +34,20 @@ def arguments(tmp_path: Path, repository: Path) -> list[str]:
     return ["--questions", str(tmp_path / "sets"), "--work", str(tmp_path / "work")]
 
 
-def test_a_run_measures_everything(kvd: Kvd, arguments: list[str], tmp_path: Path, isolated_home: Path) -> None:
+def test_quality_alone(kvd: Kvd, arguments: list[str], isolated_home: Path) -> None:
+    nothing_else = ("--variants", "0", "--timed", "0", "--peers", "0")
+    done = kvd.run("bench", "kv", *arguments, *nothing_else, timeout=280)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert shown[-1].startswith("what quantizing adds to the KL of float16: ")
+    assert [line.split("  ")[0] for line in shown[-3:-1]] == ["kvd", "kvd, float16"]
+    # The user's own daemon, index and store were left alone.
+    assert not (isolated_home / "cache" / "kvd" / "kv.db").exists()
+    assert kvd.json("status")["running"] is False
+
+
+@pytest.mark.slow
+def test_a_run_measures_everything(kvd: Kvd, arguments: list[str], tmp_path: Path) -> None:
     result = kvd.json("bench", "kv", *arguments, "--quick", "--plots", str(tmp_path / "plots"), timeout=280)
     assert "error" not in result, result
     assert result["gate"]["reuse"] == "on"
@@ -65,9 +78,6 @@ def test_a_run_measures_everything(kvd: Kvd, arguments: list[str], tmp_path: Pat
     expected = ("gate: reuse on", "kvd, float16", "quantizing adds", "full prefill / cold", "bits a value", "q4_0")
     for words in expected:
         assert words in text
-    # The user's own daemon, index and store were left alone.
-    assert not (isolated_home / "cache" / "kvd" / "kv.db").exists()
-    assert kvd.json("status")["running"] is False
 
 
 def test_a_missing_set_is_one_line(kvd: Kvd, tmp_path: Path) -> None:

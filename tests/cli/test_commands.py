@@ -258,8 +258,8 @@ def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) ->
     assert re.match(r"daemon   running, kvd 0\.1\.0, pid \d+, up \d+ s$", lines["daemon"])
     assert lines["model"] == "model    fake"
     assert lines["engine"] == "engine   ready, reuse on"
-    assert lines["pool"] == "pool     10 bytes of 1 kB (1%), 1 blocks, hit rate 90%"
-    assert re.match(r"store    \d+ kB of 8\.0 GB, 1 blocks, 1 dropped as damaged$", lines["store"])
+    assert lines["pool"] == "pool     10 bytes of 1 kB (1%), 1 block, hit rate 90%"
+    assert re.match(r"store    \d+ kB of 8\.0 GB, 1 block, 1 dropped as damaged$", lines["store"])
     assert re.match(rf"index    {repository}: 3 files, \d+ chunks, \d+ kB$", lines["index"])
     assert "ask ok in" in kvd.ok("logs")
     assert len(kvd.ok("logs", "-n", "2").splitlines()) == 2

@@ -166,7 +166,7 @@ def test_stopping_drains(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path, ho
     if how == "stop":
         stopped = kvd.run("stop")
         assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
-        assert "waiting for 1 requests" in stopped.stderr
+        assert "waiting for 1 request " in stopped.stderr
     else:
         fake_daemon.process.terminate()
     assert fake_daemon.process.wait(20.0) == 0

@@ -85,11 +85,18 @@ def movable(engine: LlamaEngine) -> Movable:
 @pytest.fixture(scope="session")
 def verdict(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Verdict:
     """What the gate says of the small model."""
-    engine.clear(range(SEQUENCES))
-    decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+    with_prefix_alone(engine, prompts)
     return Gate(engine, prompts, lambda: None).check(
         a_reuse(engine, prompts, movable), gate_key(SHA256, prompts, DEFAULT.id)
     )
+
+
+def with_prefix_alone(engine: LlamaEngine, prompts: PromptBuilder) -> None:
+    """Leave nothing in the cells but the shared prefix, which is computed only where a test took it away."""
+    engine.clear(sequence for sequence in range(SEQUENCES) if sequence != PREFIX)
+    if engine.last_position(PREFIX) != len(prompts.prefix) - 1:
+        engine.clear([PREFIX])
+        decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
 
 
 def a_reuse(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Reuse:
@@ -139,8 +146,7 @@ class Rigs:
         store = BlockStore(self.path)
         pager = Pager(pool, store, shape, fingerprint("model", self.movable, self.prompts))
         reuse = Reuse(self.engine, self.prompts, self.movable, pager)
-        self.engine.clear(range(32))
-        decode_run(self.engine, self.prompts.prefix, 0, PREFIX, lambda: None)
+        with_prefix_alone(self.engine, self.prompts)
         return Rig(Answerer(self.engine, self.prompts, reuse, recompute, residents=residents), pager, pool, store)
 
 

@@ -10,7 +10,7 @@ from kvd.engine.llama import LlamaEngine
 from kvd.kv.codec import DEFAULT, INT8
 from kvd.kv.rope import Rotation
 from kvd.types import Rope
-from kvd.worker.decoding import LIVE, PREFIX, decode_run
+from kvd.worker.decoding import LIVE, PREFIX
 from kvd.worker.gate import (
     CANDIDATES,
     LEAST_TOP1,
@@ -28,13 +28,12 @@ from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
 from kvd.worker.reuse import Reuse
 
-from .conftest import SHA256, a_reuse
+from .conftest import SHA256, a_reuse, with_prefix_alone
 
 
 @pytest.fixture
 def gate(engine: LlamaEngine, prompts: PromptBuilder) -> Gate:
-    engine.clear(range(32))
-    decode_run(engine, prompts.prefix, 0, PREFIX, lambda: None)
+    with_prefix_alone(engine, prompts)
     return Gate(engine, prompts, lambda: None)
 
 

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import CancelledError
 from kvd.worker.answerer import Question
-from kvd.worker.prompt import HEADER_TOKENS, Piece
+from kvd.worker.probe import Movable
+from kvd.worker.prompt import HEADER_TOKENS, Piece, PromptBuilder
 
 from .conftest import Rig, Rigs
 from .test_answerer import QUESTION, follow, mean_divergence, tokens_of
 
 SESSION, AUTH, RETRY = "src/session.py", "src/auth.py", "src/retry.py"
 OTHER = "When is a call tried again?"
+
+
+@pytest.fixture(scope="module")
+def stored(
+    engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A store with the KV of all sources: what these tests ask about is no news."""
+    path = tmp_path_factory.mktemp("stored") / "kv.db"
+    rig = Rigs(engine, prompts, movable, path)()
+    rig.answerer.answer(Question(QUESTION, rig.pieces(), 600, 1), rig.listener())
+    rig.store.checkpoint()
+    rig.store.close()
+    return path
+
+
+@pytest.fixture
+def rigs(engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, stored: Path, tmp_path: Path) -> Rigs:
+    return Rigs(engine, prompts, movable, Path(shutil.copy(stored, tmp_path)))
 
 
 def ask(rig: Rig, *paths: str, question: str = QUESTION, reuse: bool = True) -> dict[str, int]:
