@@ -172,10 +172,10 @@ class EngineClient:
             self._loading = loading
         self._loading_listener = on_event
         try:
-            child, self._loaded = await asyncio.shield(loading)
+            loaded, self._loaded = await asyncio.shield(loading)
         finally:
             self._loading_listener = None
-        return child
+        return loaded
 
     def _new_child(self) -> EngineChild:
         return EngineChild(self._command, self._writer, self._metrics.new_engine())
@@ -197,8 +197,11 @@ class EngineClient:
             try:
                 return child, await self._load_once(child, load, attempt)
             except UnavailableError as error:
-                # Another child than ours: loading was stopped.
-                if not child.crashed or child is not self._child or not attempt.next_after(error.message):
+                if child is not self._child:
+                    # Loading was stopped, maybe before this child had begun.
+                    await child.stop()
+                    raise
+                if not child.crashed or not attempt.next_after(error.message):
                     raise
             child = self._child = self._new_child()
 
