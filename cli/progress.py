@@ -55,6 +55,9 @@ class Stages:
             self._say(f"no index of {clean_line(str(value.get('message')))} yet: making one")
         elif value.get("stage") == "rebuild":
             self._say(f"the index is made anew: {clean_line(str(value.get('message')))}")
+        elif value.get("stage") == "fallback":
+            self.close()
+            self._say(clean_line(str(value.get("message"))))
         elif self._terminal:
             early = time.monotonic() - self._started < _PATIENCE_SECONDS
             if not (early and value.get("stage") in _QUICK):

@@ -24,6 +24,7 @@ def lines(state: dict[str, Any]) -> list[str]:
         _daemon_line(state["daemon"]),
         _model_line(state),
         _engine_line(state["engine"], state["reuse_setting"]),
+        *_device_lines(state["engine"]),
         *_pool_lines(state),
         _store_line(state["store"]),
         *_index_lines(state),
@@ -64,11 +65,15 @@ def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:
     if engine.get("reuse"):
         reason = engine.get("reuse_reason")
         parts.append(f"reuse {engine['reuse']}" + (f" ({reason})" if reason else ""))
-    if engine.get("gpu"):
-        parts.append(f"on {engine['gpu']}")
     if engine["waiting"]:
         parts.append(f"{counted(engine['waiting'], 'question')} waiting")
     return f"engine   {', '.join(parts)}"
+
+
+def _device_lines(engine: dict[str, Any]) -> list[str]:
+    """What is on the GPU, and why so much and no more."""
+    placement = engine.get("placement")
+    return [f"device   {placement['text']} ({placement['why']})"] if placement else []
 
 
 def _pool_lines(state: dict[str, Any]) -> list[str]:

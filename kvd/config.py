@@ -26,7 +26,7 @@ class Settings:
     threads: int = 0
     """Threads of the engine; 0: as many as there are physical cores."""
     gpu_layers: int = -1
-    """Layers on the GPU where the llama.cpp build has one; -1: all of them."""
+    """Layers on the GPU where the llama.cpp build has one, the output counting as one; -1: as many as fit."""
     reuse: bool = True
     """Use stored KV; false computes every prompt afresh."""
     recompute: int = -1

@@ -24,6 +24,10 @@ BATCH = 512
 SEQUENCES = 32
 """Sequence ids of a context are 0 to 31; larger contexts cost memory for logits."""
 
+_ALL_LAYERS = 999
+_NO_DEVICES = (ctypes.c_void_p * 1)()
+_NO_MEMORY = -2
+"""What `llama_decode` says when it can't allocate."""
 _FLASH_ATTENTION = 1
 _REPEAT_PENALTY, _REPEAT_WINDOW = 1.05, 256
 
@@ -46,8 +50,16 @@ def run(tokens: Sequence[int], start: int, sequence: int, logits: bool = False) 
     ]
 
 
+class DoesNotFitError(ModelError):
+    """llama.cpp did not get what it needs for a model, mostly memory: with less on the GPU it may."""
+
+
 class LlamaEngine:
-    """Raises `ModelError` when the file can't be loaded as a text model that fits."""
+    """Raises `DoesNotFitError` when the file can't be loaded as a model that fits.
+
+    `gpu_layers` of the model's layers, counted from the last, go on the GPU where there is one; the output counts as
+    the last layer. -1: all of them; 0: the GPU is not touched.
+    """
 
     cell_type = 1
     """`enum ggml_type` of keys and values: float16. Quantized cells are rotated inside llama.cpp and their state does
@@ -56,11 +68,14 @@ class LlamaEngine:
     def __init__(self, path: Path, n_ctx: int, threads: int = 0, gpu_layers: int = -1) -> None:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
-        self.gpu = bool(llama_cpp.llama_supports_gpu_offload())
-        params.n_gpu_layers = (gpu_layers if gpu_layers >= 0 else 999) if self.gpu else 0
+        self.gpu = gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
+        params.n_gpu_layers = (gpu_layers if gpu_layers > 0 else _ALL_LAYERS) if self.gpu else 0
+        if not self.gpu:
+            # An empty list. Without it a GPU would still get buffers, and large batches to compute.
+            params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise ModelError(f"llama.cpp can't load {path}", hint="kvd setup")
+            raise DoesNotFitError(f"llama.cpp can't load {path}", hint="kvd setup")
         self.vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(self.vocab))
         self.n_ctx = min(n_ctx, int(llama_cpp.llama_model_n_ctx_train(self._model)) or n_ctx)
@@ -82,7 +97,9 @@ class LlamaEngine:
         params.no_perf = True
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
-            raise ModelError(
+            # Whoever tries again with less needs the memory.
+            llama_cpp.llama_model_free(self._model)
+            raise DoesNotFitError(
                 f"llama.cpp can't make a context of {self.n_ctx} cells for this model",
                 hint="set a smaller n_ctx in config.toml, or choose another model with: kvd setup --model",
             )
@@ -199,6 +216,8 @@ class LlamaEngine:
         status = llama_cpp.llama_decode(self._context, batch)
         if status == 1:
             raise ModelError("no room in the model's context", hint="set a larger n_ctx in config.toml")
+        if status == _NO_MEMORY:
+            raise DoesNotFitError("llama.cpp has no memory left to compute", hint="set a smaller n_ctx in config.toml")
         if status != 0:
             raise ModelError(f"llama_decode failed ({status})", hint="kvd logs")
 

@@ -41,6 +41,12 @@ def device_memory(types: Iterable[int]) -> dict[str, tuple[int, int]]:
     return found
 
 
+def gpu_memory() -> list[int]:
+    """Free bytes of each GPU that llama.cpp would use: those with memory of their own, else those that share it."""
+    found = next(filter(None, (device_memory((kind,)) for kind in GPU_TYPES)), {})
+    return [free for free, _ in found.values()]
+
+
 def _resident() -> dict[str, int]:
     """Empty where the system does not say (macOS)."""
     try:

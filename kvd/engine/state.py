@@ -15,7 +15,7 @@ the slightest surprise; kvd then answers without reuse.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +98,19 @@ def _parse_rows(data: memoryview, offset: int, n_layer: int, cells: int) -> tupl
     return np.stack(layers), offset
 
 
+def state_bytes(shape: KVShape, cells: int) -> int:
+    """Bytes of the state of so many cells."""
+    return _rows_start(cells) + 2 * shape.n_layer * _layer_bytes(shape, cells)
+
+
+def _rows_start(cells: int) -> int:
+    return _HEAD.size + cells * _CELL.itemsize + _MIDDLE.size
+
+
+def _layer_bytes(shape: KVShape, cells: int) -> int:
+    return _ROWS.size + cells * shape.width * 2
+
+
 class StateBuffer:
     """A state under construction: headers are written, rows are views to be filled in place.
 
@@ -115,9 +128,9 @@ class StateBuffer:
     ) -> None:
         cells = len(positions)
         self._cells, self._shape = cells, shape
-        self._rows_start = _HEAD.size + cells * _CELL.itemsize + _MIDDLE.size
-        self._layer_bytes = _ROWS.size + cells * shape.width * 2
-        size = self._rows_start + 2 * shape.n_layer * self._layer_bytes
+        self._rows_start = _rows_start(cells)
+        self._layer_bytes = _layer_bytes(shape, cells)
+        size = state_bytes(shape, cells)
         if memory is None or memory.size < size:
             memory = np.empty(size, np.uint8)
         self.blob: npt.NDArray[np.uint8] = memory[:size]
@@ -139,3 +152,7 @@ class StateBuffer:
 
     def values(self, layer: int) -> Half:
         return self._rows(self._shape.n_layer + layer)
+
+    def layers(self) -> Iterator[tuple[Half, Half]]:
+        """Keys and values of one layer after the other."""
+        return ((self.keys(layer), self.values(layer)) for layer in range(self._shape.n_layer))

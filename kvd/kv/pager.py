@@ -16,7 +16,8 @@ from kvd.kv import codec
 from kvd.kv.bodies import Vector
 from kvd.kv.codec import Codec
 from kvd.kv.costs import Costs
-from kvd.kv.pool import HotPool, PoolFullError, Resident, Rows
+from kvd.kv.pool import HotPool, PoolFullError, Resident
+from kvd.kv.rows import Rows
 from kvd.kv.spans import Spans
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import KVShape
@@ -130,7 +131,7 @@ class Pager:
         self.pool.touch(tokens)
         shape = (self._shape.n_layer, 2, codec.BLOCK_TOKENS, self._shape.width)
         frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
-        codec.decode(frame, self._shape)
+        codec.decode(frame, self._shape, self.pool.device)
 
     def fetch(
         self, bodies: Sequence[Body], question: Vector | None = None, resident: Sequence[Body] = ()
@@ -208,7 +209,7 @@ class Pager:
             self._damaged.append(Damaged(link.key, str(error)))
             return None
         with self.spans.measure("dequantize"):
-            block = self.pool.put(link.key, link.tokens, payload.dequantized())
+            block = self.pool.put(link.key, link.tokens, payload.dequantized(self.pool.device))
         self.counts["swapped_in"] += 1
         return block
 
@@ -252,7 +253,7 @@ class Pager:
         frame = codec.encode(link.tokens, kv, self._codec)
         block = self.pool.get(link.key, link.tokens)
         if block is None:
-            block = self.pool.put(link.key, link.tokens, codec.decode(frame, self._shape).kv)
+            block = self.pool.put(link.key, link.tokens, codec.decode(frame, self._shape, self.pool.device).kv)
         self.pool.pin([block])
         return block, StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame)
 

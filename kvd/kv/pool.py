@@ -21,6 +21,7 @@ import torch
 
 from kvd.errors import UsageError
 from kvd.kv.policies import LeastRecentlyUsed, Policy
+from kvd.kv.rows import Rows
 from kvd.types import KVShape
 
 PAGE_TOKENS = 16
@@ -98,6 +99,11 @@ class HotPool:
         self._evicted: OrderedDict[bytes, float] = OrderedDict()
         """When blocks were evicted, oldest first; those that are cooling down and, until the next one, a few more."""
         self.evictions = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self._pages.device
 
     def touch(self, tokens: int) -> None:
         """Make the system hand out the memory that the next `tokens` will take."""
@@ -277,20 +283,3 @@ class HotPool:
 def pages_for(tokens: int) -> int:
     """Pages that a block of so many tokens takes."""
     return -(-tokens // PAGE_TOKENS)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Tokens scattered over pages; `pages` and `slots` are `[tokens]`."""
-
-    _pool: torch.Tensor
-    pages: torch.Tensor
-    slots: torch.Tensor
-
-    def keys(self, layer: int) -> torch.Tensor:
-        """`[tokens, width]` float16, a copy, at position 0."""
-        return self._pool[self.pages, layer, 0, self.slots]
-
-    def values(self, layer: int) -> torch.Tensor:
-        """`[tokens, width]` float16, a copy."""
-        return self._pool[self.pages, layer, 1, self.slots]

@@ -8,7 +8,8 @@ import torch
 
 from kvd.kv.codec import BLOCK_TOKENS
 from kvd.kv.pager import Pager, Tokens
-from kvd.kv.pool import Resident, Rows
+from kvd.kv.pool import Resident
+from kvd.kv.rows import Rows
 from kvd.kv.store import StoredBlock
 
 

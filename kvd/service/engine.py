@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from kvd.service.engine_child import EngineChild, Event
 from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
+
+_log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
 MAX_WAITING = 16
@@ -54,6 +57,34 @@ class EngineAnswer:
     model_load_ms: float
 
 
+class _Attempt:
+    """What is tried while a model loads: what children say of it, and what the next child gets to try."""
+
+    def __init__(self, forward: Event, tell: Callable[[str], None]) -> None:
+        self._forward, self._tell = forward, tell
+        self._current: dict[str, Any] = {}
+        self._next: dict[str, Any] | None = None
+        self.placement: dict[str, Any] | None = None
+        """For the next child; None: it decides for itself."""
+
+    def on_event(self, event: str, data: dict[str, Any]) -> None:
+        if event != "placement":
+            self._forward(event, data)
+            return
+        self._current, self._next = data["placement"], data["next"]
+        if data["failure"]:
+            self._tell(f"{data['failure']}; now {self._current['text']}")
+
+    def next_after(self, death: str) -> bool:
+        """Go on to what the dead child said; false where nothing is left to try."""
+        if self._next is None:
+            return False
+        failure = f"{self._current['text']}: {death}"
+        self.placement, self._next = {**self._next, "why": failure}, None
+        self._tell(f"{failure}; now {self.placement['text']}")
+        return True
+
+
 class EngineClient:
     """Belongs to one event loop. The child is started by the first `ask`."""
 
@@ -71,7 +102,8 @@ class EngineClient:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._child: EngineChild | None = None
-        self._loading: asyncio.Task[dict[str, Any]] | None = None
+        self._loading: asyncio.Task[tuple[EngineChild, dict[str, Any]]] | None = None
+        self._loading_listener: Event | None = None
         self._params: LoadParams | None = None
         self._loaded: dict[str, Any] = {}
         self._stats: dict[str, Any] = {}
@@ -133,24 +165,52 @@ class EngineClient:
         same = child is not None and child.alive and self._params == load
         if child is None or loading is None or not same or _has_failed(loading):
             await self.stop()
-            child = EngineChild(self._command, self._writer, self._metrics.new_engine())
-            self._child, self._params, self._loaded = child, load, {}
+            self._child, self._params, self._loaded = self._new_child(), load, {}
             # A task of its own: a questioner who leaves while the model loads does not start it all over.
-            loading = asyncio.create_task(self._load(child, load))
+            loading = asyncio.create_task(self._load(self._child, load))
             loading.add_done_callback(_has_failed)
             self._loading = loading
-        child.listen_to_loading(on_event)
+        self._loading_listener = on_event
         try:
-            self._loaded = await asyncio.shield(loading)
+            loaded, self._loaded = await asyncio.shield(loading)
         finally:
-            child.listen_to_loading(None)
-        return child
+            self._loading_listener = None
+        return loaded
 
-    async def _load(self, child: EngineChild, load: LoadParams) -> dict[str, Any]:
+    def _new_child(self) -> EngineChild:
+        return EngineChild(self._command, self._writer, self._metrics.new_engine())
+
+    def _loading_event(self, event: str, data: dict[str, Any]) -> None:
+        if self._loading_listener is not None:
+            self._loading_listener(event, data)
+
+    def _loading_stage(self, stage: str, message: str) -> None:
+        self._loading_event("stage", {"stage": stage, "done": 0, "total": 0, "message": message})
+
+    async def _load(self, child: EngineChild, load: LoadParams) -> tuple[EngineChild, dict[str, Any]]:
+        """Load the model into `child`, or into another one where that dies of what it puts on the GPU.
+
+        Each child says beforehand what the next one has to try, which is always less.
+        """
+        attempt = _Attempt(self._loading_event, self._tell_fallback)
+        while True:
+            try:
+                return child, await self._load_once(child, load, attempt)
+            except UnavailableError as error:
+                if child is not self._child:
+                    # Loading was stopped, maybe before this child had begun.
+                    await child.stop()
+                    raise
+                if not child.crashed or not attempt.next_after(error.message):
+                    raise
+            child = self._child = self._new_child()
+
+    async def _load_once(self, child: EngineChild, load: LoadParams, attempt: _Attempt) -> dict[str, Any]:
         await child.start()
-        child.loading_event("stage", {"stage": "load", "done": 0, "total": 0, "message": load.model_name})
+        self._loading_stage("load", load.model_name)
         known = await asyncio.to_thread(self._verdicts.get, load.model_sha256)
-        asking = child.send("load", {**load.to_json(), "gate": known}, child.loading_event)
+        params = {**load.to_json(), "gate": known, "placement": attempt.placement}
+        asking = child.send("load", params, attempt.on_event)
         try:
             loaded = await asyncio.wait_for(asking.answer, LOAD_SECONDS)
         except TimeoutError:
@@ -162,6 +222,10 @@ class EngineClient:
         if loaded.get("gate"):
             await asyncio.to_thread(self._verdicts.put, load.model_sha256, loaded["gate"])
         return loaded
+
+    def _tell_fallback(self, message: str) -> None:
+        _log.warning("engine: %s", message)
+        self._loading_stage("fallback", message)
 
     async def stop(self) -> None:
         """Unload the model: end the child, at once if it does not end by itself in a few seconds."""

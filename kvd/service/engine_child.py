@@ -47,7 +47,6 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._ids = itertools.count(1)
         self._askings: dict[int, Asking] = {}
-        self._loading_listener: Event | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._fault = ""
         self._dead = False
@@ -61,13 +60,13 @@ class EngineChild:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def listen_to_loading(self, listener: Event | None) -> None:
-        """Who gets the events of loading from now on."""
-        self._loading_listener = listener
+    @property
+    def crashed(self) -> bool:
+        """True when it was ended by a fault of its own, as by an assertion of ggml or a failed call of CUDA.
 
-    def loading_event(self, event: str, data: dict[str, Any]) -> None:
-        if self._loading_listener is not None:
-            self._loading_listener(event, data)
+        SIGKILL is somebody else's doing, and SIGILL no matter of how much is asked of the machine.
+        """
+        return self._process is not None and self._process.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
 
     async def start(self) -> None:
         pipe = asyncio.subprocess.PIPE

@@ -6,30 +6,21 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, BinaryIO
 
-import torch
-
-from kvd.engine.llama import LlamaEngine
 from kvd.engine.memory import memory_in_use
-from kvd.errors import CancelledError, KvdError, ModelError, UnavailableError, UsageError
-from kvd.kv.codec import DEFAULT
-from kvd.kv.pager import Damaged, Pager
-from kvd.kv.policies import policy_named
-from kvd.kv.pool import HotPool, pool_bytes_for
-from kvd.kv.store import BlockStore, StoredBlock
+from kvd.errors import CancelledError, KvdError, UnavailableError, UsageError
+from kvd.kv.pager import Damaged
+from kvd.kv.pool import HotPool
+from kvd.kv.store import StoredBlock
 from kvd.types import Progress
 from kvd.worker.answerer import Answerer, Listener, Question
-from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
-from kvd.worker.gate import VERDICTS, Gate, Verdict, gate_key, verdict_from_json
-from kvd.worker.probe import Movable, NotMovableError, probe
-from kvd.worker.prompt import Piece, PromptBuilder
+from kvd.worker.decoding import PREFIX
+from kvd.worker.loading import Loader
+from kvd.worker.prompt import Piece
 from kvd.worker.protocol import Message, decode_vector, encode_frame, read_frame
-from kvd.worker.reuse import Reuse, fingerprint
 
-MAX_RECOMPUTE = 64
 IDLE_SECONDS = 5.0
 """After so long without a question the integrity of what is in memory is checked."""
 
@@ -41,7 +32,6 @@ class Child:
         self._requests, self._answers = requests, answers
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
-        self._engine: LlamaEngine | None = None
         self._answerer: Answerer | None = None
         self._pool: HotPool | None = None
         self._integrity_failures = 0
@@ -132,81 +122,11 @@ class Child:
         self._send(message, blob)
 
     def _load(self, number: int, params: Message) -> Message:
-        if self._engine is not None:
+        if self._answerer is not None:
             raise UsageError("a model is loaded already")
-        started = perf_counter()
-        threads = int(params["threads"])
-        engine = LlamaEngine(Path(params["model_path"]), int(params["n_ctx"]), threads, int(params["gpu_layers"]))
-        try:
-            loaded = self._set_up(number, engine, params)
-        except BaseException:
-            engine.close()
-            raise
-        self._engine = engine
-        return {**loaded, "load_ms": round((perf_counter() - started) * 1000, 1)}
-
-    def _set_up(self, number: int, engine: LlamaEngine, params: Message) -> Message:
-        if not engine.has_decoder:
-            raise ModelError(f"{params['model_path']} is not a text model", hint="kvd setup")
-        torch.set_num_threads(engine.threads)
-        prompts = PromptBuilder(engine, bool(params["short_headers"]))
-        decode_run(engine, prompts.prefix, 0, PREFIX, _go_on)
-        reuse, verdict = self._judged(number, engine, prompts, params)
-        chosen = int(params["recompute"])
-        recompute = min(chosen, MAX_RECOMPUTE) if chosen >= 0 else verdict.recompute
-        residents = int(params["resident_prompts"])
-        self._answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off", residents)
-        return {
-            "model": params["model_name"],
-            "n_ctx": engine.n_ctx,
-            "reuse": "on" if reuse else verdict.reuse,
-            "reuse_reason": verdict.reason,
-            "gate": verdict.to_json() if verdict.key else None,
-            "kv_bytes_per_token": reuse.shape.bytes_per_token if reuse else 0,
-            "gpu": "yes" if engine.gpu else "",
-            "recompute": recompute,
-        }
-
-    def _judged(
-        self, number: int, engine: LlamaEngine, prompts: PromptBuilder, params: Message
-    ) -> tuple[Reuse | None, Verdict]:
-        """Reuse for this model if the gate lets it, and the gate's verdict: the known one where it still holds."""
-        if not params["reuse"]:
-            return None, Verdict("", "off", "switched off in the settings")
-        key = gate_key(str(params["model_sha256"]), prompts, DEFAULT.id)
-        known = verdict_from_json(params["gate"]) if params.get("gate") else None
-        if known is not None and (known.key != key or known.reuse not in VERDICTS):
-            known = None
-        gate = Gate(engine, prompts, _go_on)
-        try:
-            movable = probe(engine, (LIVE, WORK, SPARE))
-        except NotMovableError as error:
-            return None, Verdict(key, gate.prefix_verdict(), str(error))
-        if known is not None and known.reuse != "on":
-            return None, known
-        reuse = self._make_reuse(engine, prompts, movable, params)
-        if known is None:
-            known = self._checked(gate, reuse, key, number)
-        if known.reuse == "on":
-            # What the gate looked up was no question's.
-            reuse.pager.counts.clear()
-            return reuse, known
-        self._pool = None
-        return None, known
-
-    def _checked(self, gate: Gate, reuse: Reuse, key: str, number: int) -> Verdict:
-        try:
-            return gate.check(reuse, key, lambda progress: self._event("stage", progress.to_json(), number))
-        except ModelError as error:
-            # A context too small for the check, say. Without a key nobody keeps this.
-            return Verdict("", gate.prefix_verdict(), f"the model could not be checked: {error.message}")
-
-    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, params: Message) -> Reuse:
-        capacity = pool_bytes_for(movable.shape, engine.n_ctx, int(params["pool_bytes"]))
-        self._pool = HotPool(movable.shape, capacity, policy=policy_named(str(params["eviction"])))
-        store = BlockStore(Path(params["store_path"]), readonly=True)
-        whose = fingerprint(str(params["model_sha256"]), movable, prompts)
-        return Reuse(engine, prompts, movable, Pager(self._pool, store, movable.shape, whose))
+        loaded = Loader(params, lambda event, data: self._event(event, data, number)).load()
+        self._answerer, self._pool = loaded.answerer, loaded.pool
+        return loaded.facts
 
     def _ask(self, number: int, params: Message) -> Message:
         answerer = self._answerer
@@ -266,10 +186,6 @@ class Child:
             "cells": _cells_stats(self._answerer) if self._answerer else {},
             "memory": memory_in_use(),
         }
-
-
-def _go_on() -> None:
-    """Nobody cancels what belongs to loading."""
 
 
 def _cells_stats(answerer: Answerer) -> dict[str, int]:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from kvd.engine.llama import BatchToken, LlamaEngine, run
-from kvd.engine.state import StateBuffer, parse_state
+from kvd.engine.state import StateBuffer, parse_state, state_bytes
 from kvd.errors import ModelError
 from kvd.kv.codec import DEFAULT, Codec
 from kvd.kv.pager import Body, Fetched, Pager
 from kvd.kv.rope import Rotation
+from kvd.kv.rows import host_memory
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
 from kvd.worker.decoding import HEAD_BATCH, HEADS, LIVE, PREFIX, SPARE, WORK, Step, decode_run
@@ -86,15 +87,21 @@ def filled(placed: Sequence[Placed], stored: Sequence[Fetched]) -> list[Placed]:
 
 
 class Reuse:
-    """Makes, keeps and places bodies' KV for one engine."""
+    """Makes, keeps and places bodies' KV for one engine.
 
-    def __init__(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, pager: Pager) -> None:
-        self._engine, self._prompts, self.pager = engine, prompts, pager
+    Keys are rotated where the pager's pool is. `pinned`: a GPU copies from and to the states that are built.
+    """
+
+    def __init__(
+        self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, pager: Pager, pinned: bool = False
+    ) -> None:
+        self._engine, self._prompts, self.pager, self._pinned = engine, prompts, pager, pinned
         self.shape: KVShape = movable.shape
-        self._rotation = Rotation(movable.rope)
+        self._device = pager.pool.device
+        self._rotation = Rotation(movable.rope, self._device)
         # Memory for a usual prompt, taken now rather than while somebody waits.
         usual = engine.n_ctx // 4
-        self._memory = StateBuffer(self.shape, range(usual), SPARE).blob
+        self._memory = host_memory(state_bytes(self.shape, usual), pinned)
         self._memory.fill(0)
         pager.rehearse(usual)
 
@@ -120,9 +127,9 @@ class Reuse:
         if state.positions.tolist() != list(range(body_start, body_start + count)):
             raise ModelError("llama.cpp gave back other cells than were computed", hint="kvd logs")
         angles = self._rotation.angles(-torch.from_numpy(state.positions.astype(np.int64)))
-        kv = torch.empty((self.shape.n_layer, 2, count, self.shape.width), dtype=torch.float16)
+        kv = torch.empty((self.shape.n_layer, 2, count, self.shape.width), dtype=torch.float16, device=self._device)
         for layer in range(self.shape.n_layer):
-            self._rotation.rotate(torch.from_numpy(state.keys[layer]), angles, kv[layer, 0])
+            self._rotation.rotate(torch.from_numpy(state.keys[layer]).to(self._device), angles, kv[layer, 0])
             kv[layer, 1] = torch.from_numpy(state.values[layer])
         return kv
 
@@ -132,15 +139,12 @@ class Reuse:
         `resident` are chunks before them that the live sequence holds already.
         """
         positions = [position for item in placed for position in range(item.end - len(item.body.tokens), item.end)]
+        if (size := state_bytes(self.shape, len(positions))) > self._memory.size:
+            self._memory = host_memory(size, self._pinned)
         buffer = StateBuffer(self.shape, positions, SPARE, self._memory)
-        if buffer.blob.size > self._memory.size:
-            self._memory = buffer.blob
         with self.pager.spans.measure("rotate"):
             rows = self.pager.rows([item.stored for item in placed])
-            angles = self._rotation.angles(torch.tensor(positions))
-            for layer in range(self.shape.n_layer):
-                self._rotation.rotate(rows.keys(layer), angles, torch.from_numpy(buffer.keys(layer)))
-                torch.from_numpy(buffer.values(layer)).copy_(rows.values(layer))
+            rows.write(self._rotation, positions, buffer.layers())
         with self.pager.spans.measure("set"):
             if not self._engine.set_state(SPARE, buffer.blob):
                 return False

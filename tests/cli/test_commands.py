@@ -252,6 +252,22 @@ def test_a_terminal_sees_progress_while_it_waits(kvd: Kvd, repository: Path, iso
     assert re.search(r"\x1b\[2m100 tokens", shown)
 
 
+def test_what_does_not_fit_the_gpu_is_told(kvd: Kvd, repository: Path, isolated_home: Path) -> None:
+    model = isolated_home / "large.gguf"
+    model.write_bytes(b"GGUF")
+    use_model("aborts-above 19", model)
+    daemon = FakeDaemon()
+    try:
+        done = kvd.run("ask", f"say {EXPIRED}", "--repo", str(repository))
+        status = kvd.ok("status").splitlines()
+    finally:
+        daemon.end()
+    assert done.returncode == 0
+    death = "29 of 29 layers on the GPU: the engine stopped (signal SIGABRT)"
+    assert f"kvd: {death}; now 19 of 29 layers on the GPU" in done.stderr.splitlines()
+    assert f"device   19 of 29 layers on the GPU ({death})" in status
+
+
 def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     kvd.ok("ask", f"store {EXPIRED}", "--repo", str(repository))
     lines = {line.split()[0]: line for line in kvd.ok("status").splitlines()}

@@ -9,7 +9,8 @@
     anything else: "It is in [1]."
 
 Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
-`slow-to-load` does that when it is loaded.
+`slow-to-load` does that when it is loaded. One named `aborts-above N` dies of more than N of its 29 layers on the GPU,
+ten fewer being the next to try; `fails-above N` tells that they don't fit, and goes on by itself.
 """
 
 from __future__ import annotations
@@ -48,13 +49,37 @@ def listen() -> None:
     inbox.put(None)
 
 
-def load(params: Message) -> Message:
+def placed(layers: int, why: str) -> Message:
+    text = f"{layers} of 29 layers on the GPU" if layers else "CPU only"
+    return {"layers": layers, "total": 29, "pool": "host", "why": why, "text": text}
+
+
+def place(number: int, params: Message) -> Message:
+    """Where the model ends up, if that is not this process's end."""
+    verb, _, most = params["model_name"].partition("-above ")
+    placement, failure = params["placement"] or placed(29, "all of it fits"), ""
+    while True:
+        layers = placement["layers"]
+        following = placed(max(0, layers - 10), "") if layers else None
+        told = {"placement": placement, "next": following, "failure": failure}
+        send({"id": number, "event": "placement", "data": told})
+        if layers <= int(most):
+            return placement
+        if verb == "aborts":
+            os.abort()
+        assert following is not None
+        failure = f"{placement['text']}: no room"
+        placement = {**following, "why": failure}
+
+
+def load(number: int, params: Message) -> Message:
     name = params["model_name"]
     if name == "die-at-load":
         os.kill(os.getpid(), signal.SIGILL)
     if name == "slow-to-load":
         time.sleep(0.5)
-    return {"model": name, "n_ctx": params["n_ctx"], "reuse": "on", "reuse_reason": "", "recompute": 0}
+    facts = {"model": name, "n_ctx": params["n_ctx"], "reuse": "on", "reuse_reason": "", "recompute": 0}
+    return {**facts, "placement": place(number, params)} if "-above " in name else facts
 
 
 def say(number: int, text: str) -> None:
@@ -130,7 +155,7 @@ def main() -> None:
         elif method == "load" and params["model_name"] == "fail-to-load":
             send({"id": number, "error": {"code": "model", "message": "not a model", "hint": "kvd setup"}})
         elif method == "load":
-            send({"id": number, "result": load(params)})
+            send({"id": number, "result": load(number, params)})
         elif method == "stats":
             send({"id": number, "result": {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1}}})
         elif method == "shutdown":

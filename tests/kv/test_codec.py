@@ -121,4 +121,6 @@ def test_a_gpu_gives_the_same_frame_and_values(codec: Codec) -> None:
     kv = a_block(100)
     frame = encode(range(100), kv.cuda(), codec)
     assert frame == encode(range(100), kv, codec)
-    assert torch.equal(decode(frame, SHAPE, torch.device("cuda")).kv.cpu(), decode(frame, SHAPE).kv)
+    # A GPU fuses product and sum: one rounding less, which float16's own can show.
+    values = decode(frame, SHAPE, torch.device("cuda")).kv.cpu().float()
+    assert torch.allclose(values, decode(frame, SHAPE).kv.float(), rtol=2**-10, atol=2**-10)

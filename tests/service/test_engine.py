@@ -181,6 +181,84 @@ def test_a_model_that_does_not_load_leaves_no_child() -> None:
     run(body)
 
 
+def told(events: Events) -> list[str]:
+    """What the user was told of things that did not fit."""
+    return [data["message"] for event, data in events if event == "stage" and data["stage"] == "fallback"]
+
+
+DEATH = "the engine stopped (signal SIGABRT)"
+
+
+def test_a_child_that_dies_of_what_it_puts_on_the_gpu_is_followed_by_one_with_less(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(fixture: Fixture) -> None:
+        load = replace(LOAD, model_name="aborts-above 9")
+        assert (await fixture.ask("say a", load))["answer"] == "a"
+        assert told(fixture.events) == [
+            f"29 of 29 layers on the GPU: {DEATH}; now 19 of 29 layers on the GPU",
+            f"19 of 29 layers on the GPU: {DEATH}; now 9 of 29 layers on the GPU",
+        ]
+        assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+            f"engine: {message}" for message in told(fixture.events)
+        ]
+        state = await fixture.engine.state()
+        assert state["state"] == "ready"
+        assert state["placement"]["layers"] == 9
+        assert state["placement"]["why"] == f"19 of 29 layers on the GPU: {DEATH}"
+        # The one that bears it is kept.
+        assert (await fixture.ask("say b", load))["answer"] == "b"
+        assert await fixture.pid() == state["pid"]
+
+    run(body)
+
+
+def test_a_child_that_dies_of_the_cpu_alone_too_is_not_tried_for_ever() -> None:
+    async def body(fixture: Fixture) -> None:
+        for _ in range(2):
+            fixture.events.clear()
+            with pytest.raises(UnavailableError, match="SIGABRT"):
+                await fixture.ask("say a", replace(LOAD, model_name="aborts-above -1"))
+            assert [message.split("; now ")[1] for message in told(fixture.events)] == [
+                "19 of 29 layers on the GPU",
+                "9 of 29 layers on the GPU",
+                "CPU only",
+            ]
+        assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_what_a_child_goes_back_to_by_itself_is_told_and_costs_no_other_child() -> None:
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("say a", replace(LOAD, model_name="fails-above 20"))
+        assert told(fixture.events) == ["29 of 29 layers on the GPU: no room; now 19 of 29 layers on the GPU"]
+        assert (await fixture.engine.state())["placement"]["why"] == "29 of 29 layers on the GPU: no room"
+        assert [data["stage"] for event, data in fixture.events if event == "stage"].count("load") == 1
+
+    run(body)
+
+
+def test_stopping_between_two_children_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(fixture: Fixture) -> None:
+        stopping: list[asyncio.Task[None]] = []
+        note = fixture.note
+
+        def stop_then(event: str, data: dict[str, Any]) -> None:
+            note(event, data)
+            if data.get("stage") == "fallback" and not stopping:
+                stopping.append(asyncio.create_task(fixture.engine.stop()))
+
+        monkeypatch.setattr(fixture, "note", stop_then)
+        with pytest.raises(UnavailableError):
+            await fixture.ask("say a", replace(LOAD, model_name="aborts-above -1"))
+        await stopping[0]
+        assert (await fixture.engine.state())["state"] == "stopped"
+        assert len(told(fixture.events)) == 1
+
+    run(body)
+
+
 @pytest.mark.parametrize("command", [("/no/such/program",), (sys.executable, "-c", "raise SystemExit(3)")])
 def test_a_child_that_cannot_start(command: tuple[str, ...]) -> None:
     async def body(fixture: Fixture) -> None:
