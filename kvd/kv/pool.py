@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from kvd.errors import UsageError
+from kvd.kv.integrity import require
 from kvd.kv.policies import LeastRecentlyUsed, Policy
 from kvd.types import KVShape
 
@@ -258,15 +259,15 @@ class HotPool:
         }
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` when free list and block tables disagree."""
+        """Raises `IntegrityError` when free list, block tables and policy disagree."""
         used = [page for block in self.blocks() for page in block.pages]
-        assert sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice"
+        require(sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice")
         proposed = list(self.policy.victims())
-        assert sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool"
+        require(sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool")
         for block in self.blocks():
-            assert len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length"
-            assert block.pins >= 0, "negative pins"
-        assert all(tail.pins for tail in self._tails), "a tail without users"
+            require(len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length")
+            require(block.pins >= 0, "negative pins")
+        require(all(tail.pins for tail in self._tails), "a tail without users")
 
     def blocks(self) -> Iterator[Resident]:
         """Whole blocks, then tails."""

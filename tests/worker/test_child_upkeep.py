@@ -72,7 +72,7 @@ def test_a_broken_pool_ends_the_idle_child(tmp_path: Path, verdict: Verdict) -> 
             wire.receive()
         last = wire.events[-1]
         assert last["event"] == "integrity"
-        assert last["data"] == {"reason": "AssertionError: a page is lost or held twice"}
+        assert last["data"] == {"reason": "IntegrityError: a page is lost or held twice"}
         assert last["counters"]["integrity_failures"] == 1
 
 
