@@ -87,7 +87,7 @@ def test_the_pool_is_checked_once_after_each_burst_of_questions(tmp_path: Path, 
         poll(lambda: file.read_text() == "checked\n")
         for number in range(5, 20):
             wire.call(number, "stats")
-        assert "result" in wire.ask(20)
+        assert "result" in wire.ask(20, "prefetch", client=1)
         poll(lambda: file.read_text() == "checked\n" * 2)
         wire.call(21, "shutdown")
         assert wire.process.wait(10) == 0
