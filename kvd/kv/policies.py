@@ -132,6 +132,9 @@ class _ByBody(ABC):
             # A block that no body announced is a body of its own.
             self.wanted((key,), None)
             self._bodies.add(key)
+        if not self._bodies.is_wanted(key):
+            # What only a guess wants was not ranked while nothing of it was there.
+            self._ranked = False
 
     def used(self, key: bytes) -> None:
         if not self._bodies.is_wanted(key):
