@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -11,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import kvd
@@ -26,6 +29,7 @@ from kvd.rpc.params import (
     IndexParams,
     InitializeParams,
     MetricsParams,
+    PrefetchParams,
     SearchParams,
     ShutdownParams,
     StatusParams,
@@ -44,6 +48,14 @@ _GOODBYE_SECONDS = 2.0
 _QUIET = frozenset({"initialize", "status", "metrics", "shutdown"})
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the number of its connection, and where its progress goes."""
+
+    client: int
+    emit: Emit
+
+
 class Daemon:
     """Serves clients of `place` until told to stop."""
 
@@ -51,17 +63,19 @@ class Daemon:
         self._place = place
         self._service = service
         self._clients: set[Connection] = set()
+        self._numbers = itertools.count(1)
         self._serving: set[asyncio.Task[None]] = set()
         self._started = time.time()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._methods: dict[str, tuple[type[Any], Callable[[Any, Emit], Awaitable[Message]]]] = {
+        self._methods: dict[str, tuple[type[Any], Callable[[Any, Caller], Awaitable[Message]]]] = {
             "initialize": (InitializeParams, self._initialize),
             "status": (StatusParams, self._status),
             "metrics": (MetricsParams, self._metrics),
             "index": (IndexParams, self._index),
             "search": (SearchParams, self._search),
             "ask": (AskParams, self._ask),
+            "prefetch": (PrefetchParams, self._prefetch),
             "gc": (GcParams, self._gc),
             "shutdown": (ShutdownParams, self._shutdown),
         }
@@ -125,7 +139,8 @@ class Daemon:
             writer.write(framing.encode(fault))
             writer.close()
             return
-        client = Connection(reader, writer, self._dispatch, self._refused, _QUIET)
+        number = next(self._numbers)
+        client = Connection(reader, writer, partial(self._dispatch, number), self._refused, _QUIET)
         self._clients.add(client)
         task = asyncio.create_task(client.run())
         self._serving.add(task)
@@ -134,6 +149,7 @@ class Daemon:
         finally:
             self._clients.discard(client)
             self._serving.discard(task)
+            self._service.left(number)
 
     def _make_room(self) -> bool:
         """Close the client that has been silent for longest, if one has nothing in flight."""
@@ -145,10 +161,10 @@ class Daemon:
         oldest.close()
         return True
 
-    async def _dispatch(self, request: Request, emit: Emit) -> Message:
+    async def _dispatch(self, client: int, request: Request, emit: Emit) -> Message:
         started, outcome = time.monotonic(), "failed"
         try:
-            result = await self._answer(request, emit)
+            result = await self._answer(request, Caller(client, emit))
             outcome = "ok"
             return result
         except KvdError as error:
@@ -163,13 +179,13 @@ class Daemon:
             if request.method in self._methods:
                 _log.info("%s %s in %.0f ms", request.method, outcome, seconds * 1000)
 
-    async def _answer(self, request: Request, emit: Emit) -> Message:
+    async def _answer(self, request: Request, caller: Caller) -> Message:
         if request.method not in self._methods:
             raise RpcError(messages.METHOD_NOT_FOUND, f"no such method: {request.method[:50]!r}")
         if self._stop.is_set() and request.method not in _QUIET:
             raise UnavailableError("the daemon is stopping", hint="try again in a moment")
         kind, method = self._methods[request.method]
-        return await method(parse_params(kind, request.params), emit)
+        return await method(parse_params(kind, request.params), caller)
 
     def _refused(self, request: Request, fault: KvdError) -> None:
         self._count(request, fault.code, 0.0)
@@ -179,7 +195,7 @@ class Daemon:
         method = request.method if request.method in self._methods else "unknown"
         self._service.metrics.count_request(method, outcome, seconds)
 
-    async def _initialize(self, params: InitializeParams, emit: Emit) -> Message:
+    async def _initialize(self, params: InitializeParams, caller: Caller) -> Message:
         return {
             "version": kvd.__version__,
             "protocol": messages.PROTOCOL,
@@ -188,7 +204,7 @@ class Daemon:
             "stopping": self._stop.is_set(),
         }
 
-    async def _status(self, params: StatusParams, emit: Emit) -> Message:
+    async def _status(self, params: StatusParams, caller: Caller) -> Message:
         daemon = {
             "version": kvd.__version__,
             "pid": os.getpid(),
@@ -199,17 +215,17 @@ class Daemon:
         }
         return {"running": True, "daemon": daemon, **await self._service.status()}
 
-    async def _metrics(self, params: MetricsParams, emit: Emit) -> Message:
+    async def _metrics(self, params: MetricsParams, caller: Caller) -> Message:
         return await self._service.exposition()
 
-    async def _index(self, params: IndexParams, emit: Emit) -> Message:
-        return await self._service.index(messages.check_folder(params.path), params.background, emit)
+    async def _index(self, params: IndexParams, caller: Caller) -> Message:
+        return await self._service.index(messages.check_folder(params.path), params.background, caller.emit)
 
-    async def _search(self, params: SearchParams, emit: Emit) -> Message:
+    async def _search(self, params: SearchParams, caller: Caller) -> Message:
         query = messages.check_text("query", params.query)
-        return await self._service.search(query, messages.check_folder(params.repo), params.top_k, emit)
+        return await self._service.search(query, messages.check_folder(params.repo), params.top_k, caller.emit)
 
-    async def _ask(self, params: AskParams, emit: Emit) -> Message:
+    async def _ask(self, params: AskParams, caller: Caller) -> Message:
         question = Question(
             text=messages.check_text("question", params.question),
             received=time.monotonic(),
@@ -218,12 +234,21 @@ class Daemon:
             max_tokens=params.max_tokens,
             reuse=params.reuse,
         )
-        return await self._service.ask(messages.check_folder(params.repo), question, emit)
+        return await self._service.ask(messages.check_folder(params.repo), question, caller.emit)
 
-    async def _gc(self, params: GcParams, emit: Emit) -> Message:
+    async def _prefetch(self, params: PrefetchParams, caller: Caller) -> Message:
+        draft = Question(
+            text=messages.check_text("question", params.question),
+            received=time.monotonic(),
+            top_k=params.top_k,
+            budget=params.budget,
+        )
+        return await self._service.prefetch(caller.client, messages.check_folder(params.repo), draft)
+
+    async def _gc(self, params: GcParams, caller: Caller) -> Message:
         return await self._service.gc()
 
-    async def _shutdown(self, params: ShutdownParams, emit: Emit) -> Message:
+    async def _shutdown(self, params: ShutdownParams, caller: Caller) -> Message:
         if params.mode not in ("drain", "cancel"):
             raise UsageError("mode must be drain or cancel")
         if params.mode == "cancel":

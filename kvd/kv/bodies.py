@@ -39,21 +39,18 @@ class Bodies:
         self._rows: dict[bytes, int] = {}
         self._blocks: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
+        self._expected: dict[bytes, int] = {}
         self._unused: list[int] = []
         self._touches = 0
 
     def next_question(self) -> None:
         self.now += 1
         self._wanted.clear()
+        self._expected.clear()
 
     def want(self, keys: Sequence[bytes], vector: Vector | None) -> None:
         """Count a use of the body of blocks `keys`, known or not, once for a question."""
-        row = self._rows.get(keys[-1])
-        if row is None:
-            row = self._new_row(keys[-1])
-        if len(keys) > len(self._chains[row]):
-            # Not where a block comes alone whose body is known.
-            self._chains[row] = tuple(keys)
+        row = self._row_of(keys)
         counted = self._wanted.get(keys[-1]) == row
         self._wanted.update(dict.fromkeys(keys, row))
         for key in keys:
@@ -69,9 +66,31 @@ class Bodies:
             self.uses[row] = self.uses[row] * self.rates ** (self.now - self.last[row]) + 1.0
         self.last[row], self.touched[row] = self.now, self._touches
 
+    def expect(self, keys: Sequence[bytes], vector: Vector | None) -> None:
+        """Note the body whose blocks are about to come into the pool though no question has wanted them yet."""
+        known = keys[-1] in self._rows
+        row = self._row_of(keys)
+        if not known:
+            # As though the question before had wanted it: the one at hand does not.
+            self._touches += 1
+            self.last[row], self.touched[row] = self.now - 1, self._touches
+            if vector is not None:
+                self._set_vector(row, vector)
+        self._expected = dict.fromkeys(keys, row)
+
+    def _row_of(self, keys: Sequence[bytes]) -> int:
+        row = self._rows.get(keys[-1])
+        if row is None:
+            row = self._new_row(keys[-1])
+        if len(keys) > len(self._chains[row]):
+            # Not where a block comes alone whose body is known.
+            self._chains[row] = tuple(keys)
+        return row
+
     def add(self, key: bytes) -> bool:
-        """Note that a block came into the pool; False, and nothing noted, where no body of this question has it."""
-        row = self._wanted.get(key)
+        """Note that a block came into the pool; False, and nothing noted, where no body of this question or of the last
+        guess has it."""
+        row = self._wanted.get(key, self._expected.get(key))
         if row is None:
             return False
         self._blocks[key] = row
@@ -133,6 +152,7 @@ class Bodies:
         if len(gone) < allowed:
             return
         oldest = gone[np.argsort(self.last[gone], kind="stable")][: len(gone) - allowed // 2].tolist()
+        self._expected.clear()
         for row in oldest:
             del self._rows[self._chains[row][-1]]
             self._chains[row] = ()

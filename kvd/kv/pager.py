@@ -91,8 +91,8 @@ class Pager:
     `fingerprint` says whose KV they are, codec and all; new blocks are encoded by `codec`. `costs` decides what is
     loaded and what is left to be computed; `spans` has the time for "read", "decompress" and "dequantize". `counts`
     has blocks that cells still held ("cells_hit"), the others as the pool had them ("hot_hit", "hot_miss"), the misses
-    by what became of them ("cold_hit", "cold_miss", or "cold_declined" where `costs` was against loading), and those
-    loaded ("swapped_in").
+    by what became of them ("cold_hit", "cold_miss", or "cold_declined" where `costs` was against loading), those loaded
+    ("swapped_in"), and of these the ones that no question had asked for (`kvd.kv.prefetch`: "prefetched").
     """
 
     def __init__(
@@ -150,8 +150,16 @@ class Pager:
         for link in itertools.chain.from_iterable(chains[: len(resident)]):
             self.counts["cells_hit"] += 1
             self._used.add(link.key)
+        # Guesses' leases give way before anything of this question does.
+        self.pool.lease(self, (link.key for chain in chains for link in chain))
+        try:
+            return self._fetch_chains(chains[len(resident) :])
+        finally:
+            self.pool.lease(self, ())
+
+    def _fetch_chains(self, chains: Sequence[Sequence[BlockAddress]]) -> list[Fetched | None]:
         bodies_found: list[Fetched | None] = []
-        for chain in chains[len(resident) :]:
+        for chain in chains:
             found = Fetched()
             bodies_found.append(found)
             try:
@@ -173,7 +181,7 @@ class Pager:
         if missing and not self.costs.loading_wins(sum(len(link.tokens) for link in missing)):
             self.counts["cold_declined"] += len(missing)
             return False
-        frames = self._read(missing)
+        frames = self.read(missing)
         self.counts.update(cold_hit=len(frames), cold_miss=len(missing) - len(frames))
         # What is loaded must not take the place of the rest of the same body.
         self.pool.pin(hot.values())
@@ -181,7 +189,7 @@ class Pager:
             for link in chain:
                 tier, block = "hot", hot.get(link.key)
                 if block is None:
-                    tier, block = "cold", self._load(link, frames.get(link.key))
+                    tier, block = "cold", self.load(link, frames.get(link.key))
                 if block is None:
                     return False
                 self.pool.pin([block])
@@ -193,11 +201,14 @@ class Pager:
         self._used.update(link.key for link in chain)
         return True
 
-    def _read(self, links: Sequence[BlockAddress]) -> dict[bytes, bytes]:
+    def read(self, links: Sequence[BlockAddress]) -> dict[bytes, bytes]:
+        """The frames of those blocks that the store has, by key."""
         with self.spans.measure("read"):
             return self._store.get([link.key for link in links], self._fingerprint) if links else {}
 
-    def _load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
+    def load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
+        """Put a block from its frame into the pool; None where there is no frame or it is damaged. Raises
+        `PoolFullError`."""
         if frame is None:
             return None
         try:
@@ -212,22 +223,6 @@ class Pager:
             block = self.pool.put(link.key, link.tokens, payload.dequantized(self.pool.device))
         self.counts["swapped_in"] += 1
         return block
-
-    def prefetch(self, body: Body) -> bool:
-        """Bring a body that a question may want soon into the pool, if the store has it; whether all of it is there.
-
-        Nothing of it is pinned. A body of which the pool gave up a block in the last minute is left where it is: others
-        needed the room. Raises `PoolFullError`.
-        """
-        chain = self.addresses(body)
-        if any(self.pool.cooling_down(link.key) for link in chain):
-            return False
-        self.pool.policy.wanted([link.key for link in chain], body.vector)
-        found = Fetched()
-        try:
-            return self._fetch_chain(chain, found)
-        finally:
-            self.release([found])
 
     def add(self, body: Body, kv: torch.Tensor) -> tuple[Fetched, list[StoredBlock]]:
         """Encode a body's KV (`[n_layer, 2, tokens, width]`, keys at position 0) and pool what decodes from it.

@@ -35,6 +35,10 @@ class Policy(Protocol):
         """The question wants the body that these blocks make up, first to last; in the pool or not."""
         ...
 
+    def expected(self, keys: Sequence[bytes], chunk: Vector | None) -> None:
+        """A guess brings in what is missing of a body that no question has wanted yet: a use of nothing."""
+        ...
+
     def added(self, key: bytes) -> None: ...
 
     def used(self, key: bytes) -> None: ...
@@ -57,6 +61,9 @@ class LeastRecentlyUsed:
 
     def wanted(self, keys: Sequence[bytes], chunk: Vector | None) -> None:
         """Nothing to learn from it: what is wanted is used soon."""
+
+    def expected(self, keys: Sequence[bytes], chunk: Vector | None) -> None:
+        """Nothing to learn from it."""
 
     def added(self, key: bytes) -> None:
         self._order[key] = None
@@ -116,11 +123,18 @@ class _ByBody(ABC):
         self._bodies.want(keys, chunk)
         self._ranked = False
 
+    def expected(self, keys: Sequence[bytes], chunk: Vector | None) -> None:
+        self._bodies.expect(keys, chunk)
+        self._ranked = False
+
     def added(self, key: bytes) -> None:
         if not self._bodies.add(key):
             # A block that no body announced is a body of its own.
             self.wanted((key,), None)
             self._bodies.add(key)
+        if not self._bodies.is_wanted(key):
+            # What only a guess wants was not ranked while nothing of it was there.
+            self._ranked = False
 
     def used(self, key: bytes) -> None:
         if not self._bodies.is_wanted(key):
@@ -192,7 +206,8 @@ class Combined(_ByBody):
         bodies = self._bodies
         # What is wanted now has age 0; it is kept whatever this says.
         age = np.maximum(1, bodies.now - bodies.last[rows])
-        uses = np.log(bodies.uses[rows, 0]) + age * np.log(self.rates[0])
+        # What only a guess has brought in counts as used once.
+        uses = np.log(np.maximum(1.0, bodies.uses[rows, 0])) + age * np.log(self.rates[0])
         worth: Floats = uses - _AGE * np.log(age) + _NEAR * bodies.nearness(rows, self._code.direction)
         return worth
 

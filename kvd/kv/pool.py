@@ -4,30 +4,28 @@ A block in the pool is either whole, found by its content address and never writ
 a sequence, which grows and is copied before it is written when two sequences share it.
 
 Invariants (`check_integrity` proves them): every page is either free or in exactly one block's table; a block's
-table has just enough pages for its tokens; allocation never moves data; a pinned block is never evicted.
-Which of the others leave is up to a policy (`kvd.kv.policies`).
+table has just enough pages for its tokens; allocation never moves data; a pinned block is never evicted, a leased one
+only where there is no other room. Which of the others leave is up to a policy (`kvd.kv.policies`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kvd.errors import UsageError
+from kvd.kv.guesses import LEASE_SECONDS, Clock, CoolDown, Leases
+from kvd.kv.integrity import require
 from kvd.kv.policies import LeastRecentlyUsed, Policy
 from kvd.kv.rows import Rows
 from kvd.types import KVShape
 
 PAGE_TOKENS = 16
-COOL_DOWN_SECONDS = 60.0
-"""What was evicted within that time is not brought back before a question wants it."""
-
 _AUTOMATIC_CAP = 2_000_000_000
 
 
@@ -82,7 +80,7 @@ class HotPool:
         capacity_bytes: int,
         device: torch.device | None = None,
         policy: Policy | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         page_bytes = PAGE_TOKENS * shape.bytes_per_token
         self._shape = shape
@@ -95,9 +93,8 @@ class HotPool:
         self._blocks: dict[bytes, Resident] = {}
         self._tails: list[Resident] = []
         self.policy = policy or LeastRecentlyUsed()
-        self._clock = clock
-        self._evicted: OrderedDict[bytes, float] = OrderedDict()
-        """When blocks were evicted, oldest first; those that are cooling down and, until the next one, a few more."""
+        self._leases = Leases(clock)
+        self.cooling_down = CoolDown(clock)
         self.evictions = 0
 
     @property
@@ -194,14 +191,11 @@ class HotPool:
                 self._evict(victim)
 
     def _victims(self, pages: int) -> list[bytes]:
-        """The first blocks to leave that hold so many pages together."""
+        """The first blocks to leave that hold so many pages together, leased ones only where there are no others."""
         chosen = []
-        for key in self.policy.victims():
-            block = self._blocks[key]
-            if block.pins:
-                continue
+        for key in self._leases.leased_last(key for key in self.policy.victims() if not self._blocks[key].pins):
             chosen.append(key)
-            pages -= len(block.pages)
+            pages -= len(self._blocks[key].pages)
             if pages <= 0:
                 return chosen
         raise PoolFullError(f"no {pages} more pages can be freed")
@@ -209,16 +203,7 @@ class HotPool:
     def _evict(self, key: bytes) -> None:
         self.discard(key)
         self.evictions += 1
-        now = self._clock()
-        self._evicted[key] = now
-        self._evicted.move_to_end(key)
-        while now - next(iter(self._evicted.values())) >= COOL_DOWN_SECONDS:
-            self._evicted.popitem(last=False)
-
-    def cooling_down(self, key: bytes) -> bool:
-        """Whether the block was evicted so lately that only a question brings it back, not a guess at the next one."""
-        evicted = self._evicted.get(key)
-        return evicted is not None and self._clock() - evicted < COOL_DOWN_SECONDS
+        self.cooling_down.evicted(key)
 
     def discard(self, key: bytes) -> None:
         """Free a block's pages; raises `ValueError` if it is pinned."""
@@ -226,6 +211,7 @@ class HotPool:
             raise ValueError("block is pinned")
         self._free.extend(self._blocks.pop(key).pages)
         self.policy.removed(key)
+        self._leases.forget(key)
 
     def pin(self, blocks: Iterable[Resident]) -> None:
         for block in blocks:
@@ -236,6 +222,19 @@ class HotPool:
             if block.pins == 0:
                 raise ValueError("block is not pinned")
             block.pins -= 1
+
+    def lease(self, holder: Hashable, keys: Iterable[bytes], seconds: float = LEASE_SECONDS) -> None:
+        """Keep those blocks at `keys` that are here for so long, instead of what `holder` leased before; none: end it.
+
+        Where there is no other room they leave all the same, the oldest lease's first.
+        """
+        self._leases.start(holder, (key for key in keys if key in self._blocks), seconds)
+
+    def spare_pages(self) -> int:
+        """Pages that are free, or of blocks which nobody pins or leases."""
+        leased = self._leases.keys()
+        held = (block.pages for key, block in self._blocks.items() if not block.pins and key not in leased)
+        return len(self._free) + sum(map(len, held))
 
     def content(self, block: Resident) -> torch.Tensor:
         """A copy of the block's KV: `[n_layer, 2, tokens, width]` float16."""
@@ -253,26 +252,28 @@ class HotPool:
         return Rows(self._pages, pages, slots)
 
     def stats(self) -> dict[str, int]:
-        """`{"bytes", "used_bytes", "blocks", "tokens", "evictions"}`."""
+        """`{"bytes", "used_bytes", "blocks", "leased", "tokens", "evictions"}`."""
         page_bytes = PAGE_TOKENS * self._shape.bytes_per_token
         return {
             "bytes": len(self._pages) * page_bytes,
             "used_bytes": (len(self._pages) - len(self._free)) * page_bytes,
             "blocks": len(self._blocks) + len(self._tails),
+            "leased": len(self._leases.keys()),
             "tokens": sum(len(block.tokens) for block in self.blocks()),
             "evictions": self.evictions,
         }
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` when free list and block tables disagree."""
+        """Raises `IntegrityError` when free list, block tables, policy and leases disagree."""
         used = [page for block in self.blocks() for page in block.pages]
-        assert sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice"
+        require(sorted(used + self._free) == list(range(len(self._pages))), "a page is lost or held twice")
         proposed = list(self.policy.victims())
-        assert sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool"
+        require(sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool")
         for block in self.blocks():
-            assert len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length"
-            assert block.pins >= 0, "negative pins"
-        assert all(tail.pins for tail in self._tails), "a tail without users"
+            require(len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length")
+            require(block.pins >= 0, "negative pins")
+        require(all(tail.pins for tail in self._tails), "a tail without users")
+        require(self._leases.keys() <= self._blocks.keys(), "a lease on a block that is gone")
 
     def blocks(self) -> Iterator[Resident]:
         """Whole blocks, then tails."""

@@ -87,6 +87,14 @@ class AskParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchParams:
+    question: str = _param((str,), clean=_text)
+    repo: str = _param((str,))
+    top_k: int | None = _number(1, 200)
+    budget: int | None = _number(64, 10_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class GcParams:
     pass
 

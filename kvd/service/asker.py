@@ -14,6 +14,7 @@ from kvd.config import Settings
 from kvd.models.active import ActiveModel, active_model
 from kvd.recall.embed import default_embedder, embedded_text
 from kvd.service.citations import cited_chunks
+from kvd.service.drafts import dropped_draft
 from kvd.service.engine import EngineClient, LoadParams
 from kvd.service.repositories import Repositories
 from kvd.types import Hit, Progress
@@ -72,6 +73,8 @@ class Asker:
     def __init__(self, repositories: Repositories, engine: EngineClient) -> None:
         self._repositories = repositories
         self._engine = engine
+        self._drafts: dict[int, Question] = {}
+        """The newest draft of each client, while it is being looked at."""
 
     async def ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
@@ -94,6 +97,31 @@ class Asker:
         params = await asyncio.to_thread(_ask_params, question, settings, hits)
         answer = await self._engine.ask(_load_params(settings, model), params, on_event)
         return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
+
+    async def prefetch(self, client: int, root: Path, draft: Question, settings: Settings) -> dict[str, Any]:
+        """The result of `prefetch`: recalls from the index as it is, loads no model, and gives way to questions."""
+        self._drafts[client] = draft
+        try:
+            settings = _applied(draft, settings)
+            hits = await self._repositories.search(root, draft.text, settings.top_k)
+            done = await self._bring(client, draft, settings, hits)
+        finally:
+            if self._drafts.get(client) is draft:
+                del self._drafts[client]
+        return {"repo": str(root), "chunks": len(hits), **done}
+
+    async def _bring(self, client: int, draft: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
+        if not self._engine.started:
+            return dropped_draft("no-engine")
+        if self._engine.busy:
+            # Nothing more is to be computed beside an answer.
+            return dropped_draft("busy")
+        load = _load_params(settings, await asyncio.to_thread(active_model))
+        params = await asyncio.to_thread(_ask_params, draft, settings, hits)
+        if self._drafts.get(client) is not draft:
+            # Recall took longer than that of the next one.
+            return dropped_draft("replaced")
+        return await self._engine.prefetch(client, load, params)
 
 
 class _Clock:

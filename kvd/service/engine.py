@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvd.errors import BusyError, KvdError, UnavailableError
+from kvd.service.drafts import Drafts, dropped_draft
 from kvd.service.engine_child import EngineChild, Event
 from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
@@ -22,7 +23,6 @@ _log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
 MAX_WAITING = 16
 LOAD_SECONDS = 1800.0
-_CANCEL_SECONDS = 20.0
 _STATS_SECONDS = 0.3
 
 
@@ -107,6 +107,7 @@ class EngineClient:
         self._params: LoadParams | None = None
         self._loaded: dict[str, Any] = {}
         self._stats: dict[str, Any] = {}
+        self._drafts = Drafts()
         self._last_used = time.monotonic()
 
     async def ask(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
@@ -132,6 +133,7 @@ class EngineClient:
 
     async def _ask_now(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
         started = time.monotonic()
+        self._drafts.make_way()
         ready = self._ready(load)
         child = await self._ensure_loaded(load, on_event)
         load_ms = 0.0 if ready else (time.monotonic() - started) * 1000
@@ -140,20 +142,30 @@ class EngineClient:
         try:
             result = await asyncio.shield(asking.answer)
         except asyncio.CancelledError:
-            await self._give_up(child, asking.id, asking.answer)
+            await child.give_up(asking)
             raise
         finally:
             # While the next question is answered nobody can ask.
             self._ask_for_stats(child)
         return EngineAnswer(result, model, load_ms)
 
-    async def _give_up(self, child: EngineChild, number: int, answer: asyncio.Future[Any]) -> None:
-        """Tell the child to stop; one that does not listen is stopped itself."""
-        child.notify("cancel", {"id": number})
-        done, _ = await asyncio.wait({answer}, timeout=_CANCEL_SECONDS)
-        if not done:
-            child.kill()
-            await asyncio.wait({answer})
+    async def prefetch(self, client: int, load: LoadParams, params: dict[str, Any]) -> dict[str, Any]:
+        """Bring the code of a question that `client` is typing into the child's memory, and keep it there for a while.
+
+        Never loads a model, never waits for questions nor makes one wait: `dropped` is why it was not done, or not to
+        its end ("no-engine", "no-reuse", "busy", "replaced" by the client's next one), or ""; `hot`, `loaded` and
+        `missing` count blocks. What is kept takes the place of what was kept for this client before.
+        """
+        child = self._child
+        if child is None or not self._ready(load):
+            return dropped_draft("no-engine")
+        if self.busy:
+            return dropped_draft("busy")
+        return await self._drafts.bring(child, client, params)
+
+    def release(self, client: int) -> None:
+        """Nothing needs to be kept for `client` any more."""
+        self._drafts.release(self._child, client)
 
     def _ready(self, load: LoadParams) -> bool:
         task = self._loading
@@ -232,6 +244,7 @@ class EngineClient:
         child, loading = self._child, self._loading
         self._child, self._loading, self._params = None, None, None
         self._loaded, self._stats = {}, {}
+        self._drafts.forget()
         if child is not None:
             await child.stop()
         if loading is not None:
@@ -245,6 +258,16 @@ class EngineClient:
         async with self._turn:
             await self.stop()
         return True
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a child, loaded or about to be."""
+        return self._child is not None and self._child.alive
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question is being answered or waits."""
+        return self._turn.locked() or self._waiting > 0
 
     @property
     def waiting(self) -> int:

@@ -24,6 +24,7 @@ Event = Callable[[str, dict[str, Any]], None]
 Counted = Callable[[Mapping[str, int]], None]
 """Gets the child's counters, `kvd.worker.protocol.COUNTERS`, as they are since its start."""
 
+_CANCEL_SECONDS = 20.0
 _STOP_SECONDS = 10.0
 _READ_AHEAD = 1 << 20
 _MAX_LOG_LINE = 1_000
@@ -97,6 +98,14 @@ class EngineChild:
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         self._write({"method": method, "params": params})
+
+    async def give_up(self, asking: Asking) -> None:
+        """Tell the child to stop what it was asked; one that does not listen is stopped itself."""
+        self.notify("cancel", {"id": asking.id})
+        done, _ = await asyncio.wait({asking.answer}, timeout=_CANCEL_SECONDS)
+        if not done:
+            self.kill()
+            await asyncio.wait({asking.answer})
 
     def _write(self, message: dict[str, Any]) -> None:
         process = self._process

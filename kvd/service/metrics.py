@@ -78,6 +78,7 @@ class Metrics:
             "cold_miss": (lookups.labels("cold", "miss"),),
             "cold_declined": (lookups.labels("cold", "declined"),),
             "swapped_in": (swaps.labels("in"),),
+            "prefetched": (self._counter("prefetched_blocks", "Blocks loaded into the hot pool for drafts."),),
             "hot_evicted": (evictions.labels("hot", "capacity"), swaps.labels("out")),
             "integrity_failures": (self._counter("integrity_failures", "Engines that found their KV broken."),),
         }

@@ -92,6 +92,15 @@ class Service:
         self.metrics.count_answer(result)
         return result
 
+    async def prefetch(self, client: int, repo: str, draft: Question) -> dict[str, Any]:
+        """Bring the code that `draft` recalls into memory, if the engine has nothing else to do."""
+        root = await self._repositories.find_root(repo)
+        return await self._asker.prefetch(client, root, draft, load_settings())
+
+    def left(self, client: int) -> None:
+        """A client is gone: nothing is kept for it."""
+        self._engine.release(client)
+
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap."""
         done = await asyncio.to_thread(self._writer.gc)

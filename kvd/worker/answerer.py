@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ from kvd.errors import UsageError
 from kvd.kv.bodies import Vector
 from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.pool import PoolFullError
+from kvd.kv.prefetch import prefetch
 from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
@@ -83,18 +84,36 @@ class Answerer:
             if self.reuse is not None:
                 self.reuse.pager.release(turn.fetched)
 
+    def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
+        """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
+
+        `hot`, `loaded` and `missing` blocks; why nothing can be done is `dropped`, else "".
+        """
+        if self.reuse is None or not draft.reuse:
+            return {"dropped": "no-reuse", "hot": 0, "loaded": 0, "missing": 0}
+        room = self.room(draft, len(self.prompts.ending(draft.text)))
+        bodies = [body_of(piece, self.prompts) for piece in select(draft.pieces, draft.budget, room)]
+        return {"dropped": "", **asdict(prefetch(self.reuse.pager, bodies, client, interrupted))}
+
+    def longest_answer(self, question: Question) -> int:
+        """Tokens: an answer may take half of a small context, whatever the limit allows."""
+        return min(question.max_tokens, self.engine.n_ctx // 2)
+
+    def room(self, question: Question, ending: int) -> int:
+        """Tokens that a prompt which ends with so many has for chunks and their headers; may be negative."""
+        return self.engine.n_ctx - len(self.prompts.prefix) - ending - self.longest_answer(question)
+
 
 class _Turn:
     """One question's way through the engine."""
 
     def __init__(self, answerer: Answerer, question: Question, listener: Listener) -> None:
-        self._engine, self._prompts = answerer.engine, answerer.prompts
+        self._engine, self._prompts, self._room = answerer.engine, answerer.prompts, answerer.room
         self._reuse = answerer.reuse if question.reuse else None
         self._recompute, self._prefix_reuse = answerer.recompute, answerer.prefix_reuse
         self._resident = answerer.resident
         self._question, self._listener = question, listener
-        # An answer may take half of a small context, whatever the limit allows.
-        self._max_tokens = min(question.max_tokens, self._engine.n_ctx // 2)
+        self._max_tokens = answerer.longest_answer(question)
         self._start = perf_counter()
         self._ttft_ms = 0.0
         self._spans = Spans()
@@ -157,7 +176,7 @@ class _Turn:
             self._listener.token(text)
 
     def _select(self, ending: int) -> list[Piece]:
-        room = self._engine.n_ctx - len(self._prompts.prefix) - ending - self._max_tokens
+        room = self._room(self._question, ending)
         if room < 0:
             raise UsageError(
                 f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "

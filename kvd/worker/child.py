@@ -1,4 +1,4 @@
-"""The child's requests: load a model, ask, stats, shutdown. See `kvd.worker.protocol` for the frames."""
+"""The child's requests: load a model, ask, prefetch, stats, shutdown. See `kvd.worker.protocol` for the frames."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvd.kv.pager import Damaged
 from kvd.kv.pool import HotPool
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.answerer import Answerer, Listener, Question
+from kvd.worker.answerer import Answerer, Listener
 from kvd.worker.decoding import PREFIX
 from kvd.worker.loading import Loader
-from kvd.worker.prompt import Piece
-from kvd.worker.protocol import Message, decode_vector, encode_frame, read_frame
+from kvd.worker.protocol import Message, encode_frame, read_frame
+from kvd.worker.requests import question_from
 
 IDLE_SECONDS = 5.0
 """After so long without a question the integrity of what is in memory is checked."""
@@ -44,6 +44,8 @@ class Child:
         methods: dict[str, Callable[[int, Message], Message]] = {
             "load": self._load,
             "ask": self._ask,
+            "prefetch": self._prefetch,
+            "release": self._release,
             "stats": self._stats,
             "shutdown": lambda number, params: {},
         }
@@ -64,7 +66,7 @@ class Child:
                 raise
             if method == "shutdown":
                 return
-            if method in ("load", "ask"):
+            if method in ("load", "ask", "prefetch"):
                 self._check_due = monotonic() + IDLE_SECONDS
 
     def _next_request(self) -> Message:
@@ -133,33 +135,29 @@ class Child:
         if answerer is None:
             raise UsageError("no model is loaded")
         try:
-            return answerer.answer(self._question(answerer, params), self._listener(number))
+            return answerer.answer(question_from(params, answerer.prompts), self._listener(number))
         finally:
             self._cancelled.discard(number)
             if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
                 self._event("touch", {"keys": [key.hex() for key in used]})
 
-    def _question(self, answerer: Answerer, params: Message) -> Question:
-        pieces = [
-            Piece(
-                index,
-                str(chunk["path"]),
-                int(chunk["start_line"]),
-                int(chunk["end_line"]),
-                str(chunk["scope"]),
-                answerer.prompts.body(str(chunk["text"])),
-                decode_vector(chunk["vector"]),
-            )
-            for index, chunk in enumerate(params["chunks"])
-        ]
-        return Question(
-            str(params["question"]),
-            pieces,
-            int(params["budget"]),
-            int(params["max_tokens"]),
-            bool(params["reuse"]),
-            decode_vector(params["vector"]),
-        )
+    def _prefetch(self, number: int, params: Message) -> Message:
+        answerer = self._answerer
+        if answerer is None:
+            raise UsageError("no model is loaded")
+        draft = question_from(params, answerer.prompts)
+        try:
+            return answerer.prefetch(draft, int(params["client"]), lambda: number in self._cancelled)
+        finally:
+            self._cancelled.discard(number)
+            for block in answerer.reuse.pager.take_damaged() if answerer.reuse else ():
+                self._damaged(block)
+
+    def _release(self, number: int, params: Message) -> Message:
+        """A client is gone, or wants nothing any more: what is leased to it may leave."""
+        if self._pool is not None:
+            self._pool.lease(int(params["client"]), ())
+        return {}
 
     def _listener(self, number: int) -> Listener:
         def step() -> None:
@@ -175,10 +173,10 @@ class Child:
         def token(text: str) -> None:
             self._event("token", {"text": text}, number)
 
-        def damaged(block: Damaged) -> None:
-            self._event("drop", {"keys": [block.key.hex()], "reason": block.reason})
+        return Listener(progress, token, blocks, self._damaged, step)
 
-        return Listener(progress, token, blocks, damaged, step)
+    def _damaged(self, block: Damaged) -> None:
+        self._event("drop", {"keys": [block.key.hex()], "reason": block.reason})
 
     def _stats(self, number: int, params: Message) -> Message:
         return {

@@ -31,6 +31,7 @@ COUNTERS = (
     "cold_miss",
     "cold_declined",
     "swapped_in",
+    "prefetched",
     "hot_evicted",
     "integrity_failures",
 )
@@ -38,7 +39,8 @@ COUNTERS = (
 
 `cells_hit`: blocks that llama.cpp's cells still held. `hot_*`, and `cold_*` for the misses among them: the others,
 looked up in the hot pool and in the cold store, by result; "declined" are not looked up, because to compute them is
-predicted to be faster. `swapped_in`: loaded from the store into the pool. `hot_evicted`: left it for want of room.
+predicted to be faster. `swapped_in`: loaded from the store into the pool, `prefetched`: of these, for a draft of a
+question, which nothing else here counts. `hot_evicted`: left the pool for want of room.
 `integrity_failures`: pool or cells were found broken.
 """
 

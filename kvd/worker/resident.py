@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvd.engine.llama import LlamaEngine
+from kvd.kv.integrity import require
 from kvd.worker.decoding import LIVE, RESIDENTS
 
 
@@ -120,13 +121,14 @@ class ResidentPrompts:
         }
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` when sequences are lost or llama.cpp's cells end elsewhere than they should."""
+        """Raises `IntegrityError` when sequences are lost or llama.cpp's cells end elsewhere than they should."""
         held = [resident.sequence for resident in self._kept]
-        assert len({*held, *self._free}) == len(held) + len(self._free), "a sequence is held twice"
+        require(len({*held, *self._free}) == len(held) + len(self._free), "a sequence is held twice")
         for resident in self._kept:
             last = self._start + _cells(resident.runs) - 1
-            assert self._engine.last_position(resident.sequence) == last, "a prompt's cells end elsewhere"
-        assert all(self._engine.last_position(sequence) == -1 for sequence in self._free), "a free sequence has cells"
+            require(self._engine.last_position(resident.sequence) == last, "a prompt's cells end elsewhere")
+        empty = all(self._engine.last_position(sequence) == -1 for sequence in self._free)
+        require(empty, "a free sequence has cells")
 
 
 def _cells(runs: Iterable[Run]) -> int:

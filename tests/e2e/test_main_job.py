@@ -14,6 +14,7 @@ import apsw
 import pytest
 
 from kvd import paths
+from kvd.rpc.client import Client
 from tests.conftest import Kvd, poll
 from tests.counting import Tally, by_label, metrics, run_all, single
 
@@ -218,3 +219,33 @@ def test_metrics_of_concurrent_questions_are_what_their_clients_counted(kvd: Kvd
     assert by_label(after, "kvd_kv_bytes", "tier")["cells"] > 0
     assert by_label(after, "kvd_device_memory_bytes", "device")["host"] > 100e6
     assert single(after, "kvd_ttft_seconds_count") == tally.answers
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_question_announced_while_it_is_typed_finds_its_code_in_memory(kvd: Kvd, repository: Path) -> None:
+    ask(kvd, repository)
+    assert kvd.run("stop").returncode == 0
+    asked = {"question": QUESTION, "repo": str(repository)}
+    with Client.connect() as client, Client.connect() as other:
+        nothing = {"dropped": "no-engine", "hot": 0, "loaded": 0, "missing": 0}
+        draft = client.call("prefetch", asked)
+        assert draft == {"repo": str(repository), "chunks": draft["chunks"], **nothing}
+        assert client.call("status", {})["engine"]["state"] == "stopped"
+        # Computed whole: the model is there, and nothing in the pool.
+        client.call("ask", {**asked, "reuse": False, "max_tokens": 1})
+        before = metrics(client)
+        draft = client.call("prefetch", asked)
+        assert (draft["dropped"], draft["hot"], draft["missing"]) == ("", 0, 0)
+        after = metrics(client)
+        assert single(after, "kvd_prefetched_blocks_total") == draft["loaded"] > 0
+        assert by_label(after, "kvd_swaps_total", "direction") == {"in": draft["loaded"], "out": 0}
+        for name in ("kvd_block_requests_total", "kvd_prompt_tokens_total"):
+            assert {key: value for key, value in after.items() if key[0] == name} == {
+                key: value for key, value in before.items() if key[0] == name
+            }
+        assert other.call("status", {})["engine"]["pool"]["leased"] == draft["loaded"]
+        tokens = client.call("ask", asked)["tokens"]
+        assert tokens["reused_hot"] + tokens["recomputed"] == tokens["recalled"] > 0
+        assert tokens["reused_cold"] == 0
+        client.close()
+        poll(lambda: other.call("status", {})["engine"]["pool"]["leased"] == 0)

@@ -8,6 +8,10 @@
     vectors       answer the lengths of the question's vector and of the chunks'
     anything else: "It is in [1]."
 
+A draft of a question is brought in at once, a chunk to a block, and leased to its client; one that begins with
+
+    slow          is brought in when it is cancelled           die NAME   raises that signal
+
 Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
 `slow-to-load` does that when it is loaded. One named `aborts-above N` dies of more than N of its 29 layers on the GPU,
 ten fewer being the next to try; `fails-above N` tells that they don't fit, and goes on by itself.
@@ -32,7 +36,8 @@ TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "gen
 
 inbox: queue.Queue[Message | None] = queue.Queue()
 cancelled: set[int] = set()
-counters = {"hot_hit": 0, "hot_miss": 0, "integrity_failures": 0}
+leases: set[int] = set()
+counters = {"hot_hit": 0, "hot_miss": 0, "prefetched": 0, "integrity_failures": 0}
 
 
 def send(message: Message, blob: bytes = b"") -> None:
@@ -145,6 +150,21 @@ def ask(number: int, params: Message) -> None:
         find_broken()
 
 
+def prefetch(number: int, params: Message) -> None:
+    (leases.add if params["chunks"] else leases.discard)(params["client"])
+    verb, _, rest = params["question"].partition(" ")
+    if verb == "die":
+        os.kill(os.getpid(), getattr(signal, rest.split()[0]))
+    while verb == "slow" and number not in cancelled:
+        time.sleep(0.01)
+    counters["prefetched"] += len(params["chunks"])
+    send({"id": number, "result": {"dropped": "", "hot": 0, "loaded": len(params["chunks"]), "missing": 0}})
+
+
+def stats() -> Message:
+    return {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1, "leased": len(leases)}}
+
+
 def main() -> None:
     print("fake engine is up", file=sys.stderr, flush=True)
     threading.Thread(target=listen, daemon=True).start()
@@ -157,7 +177,12 @@ def main() -> None:
         elif method == "load":
             send({"id": number, "result": load(number, params)})
         elif method == "stats":
-            send({"id": number, "result": {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1}}})
+            send({"id": number, "result": stats()})
+        elif method == "prefetch":
+            prefetch(number, params)
+        elif method == "release":
+            leases.discard(params["client"])
+            send({"id": number, "result": {}})
         elif method == "shutdown":
             send({"id": number, "result": {}})
             return

@@ -11,7 +11,7 @@ import torch
 
 from kvd.kv.pager import Body, Fetched, Pager, split_body
 from kvd.kv.policies import Semantic
-from kvd.kv.pool import COOL_DOWN_SECONDS, PAGE_TOKENS, HotPool, PoolFullError
+from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
 from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 
@@ -139,26 +139,6 @@ def test_a_body_of_which_a_part_was_given_up_is_loaded_although_the_pool_is_full
     (found,) = pager.fetch([BODY])
     assert found is not None
     assert found.tiers == ["cold", "hot", "hot"]
-
-
-def test_a_guess_brings_in_nothing_that_was_given_up_in_the_last_minute(path: Path) -> None:
-    now = [0.0]
-    pool, store = HotPool(SHAPE, 21 * PAGE_BYTES, clock=lambda: now[0]), BlockStore(path)
-    pager = Pager(pool, store, SHAPE, b"model")
-    for body in (BODY, OTHER):
-        fetched, frames = pager.add(body, kv(len(body.tokens)))
-        pager.release([fetched])
-        store.put(frames)
-    # OTHER has taken the place of a block of BODY.
-    assert not pager.prefetch(BODY)
-    assert pager.prefetch(OTHER)
-    now[0] += COOL_DOWN_SECONDS
-    assert pager.prefetch(BODY)
-    # Nothing is pinned.
-    pool.put(b"whole", range(21 * PAGE_TOKENS), kv(21 * PAGE_TOKENS))
-    assert not pager.prefetch(Body((), (1, 2, 3)))
-    # A question brings it in at once.
-    assert pager.fetch([BODY]) != [None]
 
 
 def test_addresses_are_the_same_in_every_process() -> None:

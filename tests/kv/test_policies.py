@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvd.errors import UsageError
 from kvd.kv.bodies import Vector
+from kvd.kv.guesses import COOL_DOWN_SECONDS
 from kvd.kv.policies import POLICIES, Combined, LeastRecentlyUsed, Policy, Semantic, policy_named
-from kvd.kv.pool import COOL_DOWN_SECONDS, PAGE_TOKENS, HotPool, PoolFullError, Resident
+from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError, Resident
 from kvd.types import KVShape
 
 SHAPE = KVShape(n_layer=1, width=1)
@@ -187,20 +188,61 @@ def test_what_was_evicted_cools_down_for_a_minute() -> None:
     pool = HotPool(SHAPE, 2 * PAGE_BYTES, clock=lambda: now[0])
     ask(pool, "a")
     ask(pool, "b")
-    assert not pool.cooling_down(b"a0")
+    assert b"a0" not in pool.cooling_down
     ask(pool, "c")
     now[0] += COOL_DOWN_SECONDS - 1
-    assert pool.cooling_down(b"a0")
+    assert b"a0" in pool.cooling_down
     # What a question wants comes in all the same.
     ask(pool, "a")
     assert held(pool) == "a0 c0"
     now[0] += 1
-    assert not pool.cooling_down(b"a0")
-    assert pool.cooling_down(b"b0")
+    assert b"a0" not in pool.cooling_down
+    assert b"b0" in pool.cooling_down
+
+
+def guess(pool: HotPool, body: str, chunk: Vector | None = None) -> None:
+    """Bring in a body that no question has wanted yet."""
+    chain = [f"{body}{index}".encode() for index in range(len(body))]
+    pool.policy.expected(chain, chunk)
+    for key in chain:
+        if key not in pool:
+            pool.put(key, [1], KV[:, :, :1])
+
+
+@pytest.mark.parametrize("policy", [Semantic, Combined])
+def test_what_a_guess_brought_in_leaves_before_what_the_last_question_wants(policy: type[Policy]) -> None:
+    pool = a_pool(policy(), 4)
+    ask(pool, "a", question=ONE, chunk=OTHER)
+    guess(pool, "bb", ONE)
+    guess(pool, "c", ONE)
+    guess(pool, "d", ONE)
+    assert held(pool) == "a0 bb0 c0 d0"
+    pool.check_integrity()
+
+
+def test_guesses_do_not_add_to_what_questions_want_often() -> None:
+    pools = [a_pool(Combined(), 3) for _ in range(2)]
+    for pool, guesses in zip(pools, (0, 9), strict=True):
+        for body in "ababcb":
+            ask(pool, body)
+        for _ in range(guesses):
+            guess(pool, "c")
+        ask(pool, "d")
+    # Wanted once, whatever was guessed of it.
+    assert [held(pool) for pool in pools] == ["a0 b0 d0"] * 2
+
+
+def test_what_only_a_guess_wanted_is_forgotten_like_what_left() -> None:
+    pool = a_pool(Combined(), 2)
+    for number in range(20_000):
+        guess(pool, chr(0x4E00 + number), ONE)
+    pool.check_integrity()
+    assert isinstance(pool.policy, Combined)
+    assert len(pool.policy._bodies.last) <= 4096
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Random questions, pins, evictions and discards under each policy, against the pool's own tables."""
+    """Random questions, guesses, pins, evictions and discards under each policy, against the pool's own tables."""
 
     @initialize(name=st.sampled_from(sorted(POLICIES)), pages=st.integers(4, 12))
     def start(self, name: str, pages: int) -> None:
@@ -222,6 +264,21 @@ class PolicyMachine(RuleBasedStateMachine):
         for key in itertools.chain(*chains):
             if self.pool.get(key, range(tokens)) is None:
                 self.put(key, tokens)
+
+    @rule(
+        body=st.tuples(st.integers(0, 9), st.integers(1, 3)),
+        angle=st.none() | st.floats(0, 6),
+        tokens=st.integers(1, 40),
+        stop=st.integers(0, 3),
+    )
+    def guess(self, body: tuple[int, int], angle: float | None, tokens: int, stop: int) -> None:
+        """A draft of a question: what is missing of a body comes in, perhaps not to its end."""
+        vector = None if angle is None else np.array([np.cos(angle), np.sin(angle)], np.float32)
+        chain = [bytes([body[0], index]) for index in range(body[1])]
+        self.pool.policy.expected(chain, vector)
+        for key in [key for key in chain if key not in self.pool][:stop]:
+            self.put(key, tokens)
+            self.pool.lease(body[0] % 2, chain)
 
     @rule(number=st.integers(0, 9), index=st.integers(0, 2), tokens=st.integers(1, 40))
     def put_alone(self, number: int, index: int, tokens: int) -> None:

@@ -20,6 +20,7 @@ METHODS = {
     "index": params.IndexParams,
     "search": params.SearchParams,
     "ask": params.AskParams,
+    "prefetch": params.PrefetchParams,
     "gc": params.GcParams,
     "shutdown": params.ShutdownParams,
 }

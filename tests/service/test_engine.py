@@ -307,7 +307,7 @@ def test_cancelling_stops_the_answer_and_keeps_the_child() -> None:
 
 
 def test_a_child_deaf_to_cancel_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvd.service.engine._CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr("kvd.service.engine_child._CANCEL_SECONDS", 0.2)
 
     async def body(fixture: Fixture) -> None:
         task = fixture.start("deaf")

@@ -152,6 +152,23 @@ def test_a_damaged_block_is_dropped_and_computed_again(rigs: Rigs) -> None:
     assert tokens["reused_cold"] > 0
 
 
+def test_what_was_brought_in_for_a_draft_is_hot_for_the_question(rigs: Rigs) -> None:
+    first = ask(rigs())
+    rig = rigs()
+    # A budget for the first and the last piece, as in the question.
+    sizes = [len(piece.body) for piece in rig.pieces()]
+    draft = Question("How is a pass", rig.pieces(), sizes[0] + sizes[2], 12)
+    done = rig.answerer.prefetch(draft, 1, lambda: False)
+    assert (done["dropped"], done["hot"], done["missing"]) == ("", 0, 0)
+    assert rig.pool.stats()["tokens"] == sizes[0] + sizes[2]
+    answer = ask(rig)
+    assert tokens_of(answer)["reused_hot"] == sizes[0] + sizes[2]
+    assert tokens_of(answer)["reused_cold"] == sizes[1]
+    assert answer["answer"] == first["answer"]
+    for dropped in (dataclasses.replace(draft, reuse=False), dataclasses.replace(draft, text="why " * 2000)):
+        assert rig.answerer.prefetch(dropped, 1, lambda: False)["loaded"] == 0
+
+
 def test_a_block_under_anothers_address_is_not_used(rigs: Rigs) -> None:
     rig = rigs()
     answer = ask(rig)["answer"]

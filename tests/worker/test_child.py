@@ -91,7 +91,7 @@ class Wire:
             if pipe is not None and not pipe.closed:
                 pipe.close()
 
-    def ask(self, number: int, **changes: object) -> Message:
+    def ask(self, number: int, method: str = "ask", **changes: object) -> Message:
         chunks = [
             {
                 "path": path,
@@ -112,7 +112,7 @@ class Wire:
             "max_tokens": 8,
             "reuse": True,
         }
-        return self.call(number, "ask", **{**params, **changes})
+        return self.call(number, method, **{**params, **changes})
 
 
 @pytest.fixture
@@ -147,6 +147,11 @@ def test_what_one_child_stored_another_loads(wire: Wire) -> None:
     other = Wire(wire.store_path, wire.gate)
     try:
         other.load(model_path())
+        blocks = other.store.stats()["blocks"]
+        # A draft that a question has overtaken brings in nothing.
+        other.send({"method": "cancel", "params": {"id": 7}})
+        draft = other.ask(7, "prefetch", client=3)["result"]
+        assert draft == {"dropped": "", "hot": 0, "loaded": 0, "missing": blocks}
         cold = other.ask(2)["result"]
         assert cold["tokens"]["reused_cold"] == cold["tokens"]["recalled"]
         assert cold["answer"] == first["answer"]

@@ -1,0 +1,34 @@
+"""What the daemon asks, out of its frames."""
+
+from __future__ import annotations
+
+from kvd.worker.answerer import Question
+from kvd.worker.prompt import Piece, PromptBuilder
+from kvd.worker.protocol import Message, decode_vector
+
+
+def question_from(params: Message, prompts: PromptBuilder) -> Question:
+    """The question of an `ask`, or the draft of one of a `prefetch`, its chunks tokenized.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for anything else.
+    """
+    pieces = [
+        Piece(
+            index,
+            str(chunk["path"]),
+            int(chunk["start_line"]),
+            int(chunk["end_line"]),
+            str(chunk["scope"]),
+            prompts.body(str(chunk["text"])),
+            decode_vector(chunk["vector"]),
+        )
+        for index, chunk in enumerate(params["chunks"])
+    ]
+    return Question(
+        str(params["question"]),
+        pieces,
+        int(params["budget"]),
+        int(params["max_tokens"]),
+        bool(params["reuse"]),
+        decode_vector(params["vector"]),
+    )
