@@ -26,7 +26,7 @@ from kvd.bench.speed import stop_daemon
 from kvd.bench.traces import Say
 from kvd.config import Settings
 from kvd.engine.machine import physical_cores
-from kvd.errors import KvdError, ModelError, RepositoryError, UsageError
+from kvd.errors import CancelledError, KvdError, ModelError, RepositoryError, UsageError
 from kvd.kv.pool import pool_bytes_for
 from kvd.models.active import ActiveModel
 from kvd.recall.rank import search
@@ -207,6 +207,8 @@ class Run:
         try:
             with Client.connect() as client:
                 answer = client.call("ask", {"question": library.questions[number], "repo": str(self._root)})
+        except CancelledError:
+            raise
         except KvdError as error:
             tally.failures[error.code] += 1
             self._say(f"a question failed: {error.message}")
