@@ -32,10 +32,10 @@ from tests.fakes.tiny_models import write_tiny_model
 from .test_answerer import tokens_of
 
 N_CTX = 2048
-POOL_PAGES = 160
+POOL_PAGES = 90
 STORE_CAP = 1_500_000
 CHUNKS = 60
-TABLES = 8
+TABLES = 12
 GROWTH = 16_000_000
 """Bytes that the process may grow by between the 1,000th operation and the last."""
 
@@ -169,11 +169,11 @@ class Soak:
         """A sequence begins, goes on, forks or ends."""
         table = self.random.choice(self.tables) if self.tables else None
         what = self.random.random()
-        if table is None or (what < 0.3 and len(self.tables) < TABLES):
+        if table is None or (what < 0.25 and len(self.tables) < TABLES):
             self.tables.append(BlockTable(self.pager, (self.random.randrange(3),)))
-        elif what < 0.5 and len(self.tables) < TABLES:
+        elif what < 0.45 and len(self.tables) < TABLES:
             self.tables.append(table.fork())
-        elif what < 0.75:
+        elif what < 0.6:
             self.tables.remove(table)
             table.close()
         else:
