@@ -284,7 +284,7 @@ def test_the_same_source_elsewhere_shares_its_blocks(rigs: Rigs) -> None:
 def test_a_copy_in_the_same_prompt_is_computed_once(rigs: Rigs) -> None:
     rig = rigs()
     piece, other = rig.pieces("src/auth.py", "src/retry.py")
-    copy = replace(piece, index=2, path="vendor/auth.py")
+    copy = dataclasses.replace(piece, index=2, path="vendor/auth.py")
     question = Question(QUESTION, [piece, other, copy], 600, 4)
     tokens = tokens_of(rig.answerer.answer(question, rig.listener()))
     assert tokens["prefilled"] == len(piece.body) + len(other.body)
