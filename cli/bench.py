@@ -98,11 +98,17 @@ def paging(
         tuple[float, float, float, float],
         typer.Option("--costs", metavar="HOT COLD NEW REST", help="Milliseconds of a token by tier; of the rest."),
     ] = (0.027, 0.18, 26.7, 4544.0),
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, help="Time the gathering of a prompt N times.")
+    ] = 30,
     questions: Questions = None,
     work: Work = None,
     as_json: Json = False,
 ) -> None:
-    """What leaves the hot pool first: policies on traces of questions, against the best that is possible."""
+    """What leaves the hot pool first: policies on traces of questions, against the best that is possible.
+
+    And of its pages: how full they are by their size, and what conversations share.
+    """
     options = {
         "repos": [os.path.abspath(path) for path in repo or ()],
         "traces": [os.path.abspath(path) for path in trace or ()],
@@ -115,8 +121,27 @@ def paging(
         "seeds": seeds,
         "first_seed": first_seed,
         "costs": costs,
+        "rounds": rounds,
     }
     raise typer.Exit(_run("paging", False, 0, questions, work, as_json, options))
+
+
+@app.command()
+def pressure(
+    repo: Annotated[str, typer.Option("--repo", metavar="PATH", help="The repository to ask about.")],
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", min=1, help="Distinct tokens of code to recall, at least.")
+    ] = 50_000,
+    questions: Annotated[
+        int, typer.Option("--questions", metavar="N", min=1, help="Questions, from commits and definitions.")
+    ] = 200,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Which questions, in which order.")] = 1,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """A hot pool of a quarter of what is asked about: answers, what is computed again, memory."""
+    options = {"repo": os.path.abspath(repo), "tokens": tokens, "asks": questions, "seed": seed}
+    raise typer.Exit(_run("pressure", False, 0, None, work, as_json, options))
 
 
 def _absolute(path: str | None) -> str | None:

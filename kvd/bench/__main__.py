@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -38,6 +39,8 @@ def main() -> int:
 def _run(options: dict[str, Any]) -> None:
     if options["kind"] == "paging":
         _run_paging(options)
+    elif options["kind"] == "pressure":
+        _run_pressure(options)
     else:
         _run_with_model(options)
 
@@ -74,10 +77,31 @@ def _run_paging(options: dict[str, Any]) -> None:
     folder = Path(options["work"] or paths.cache_dir() / "bench")
     _live_in(folder)
     traces, counted = sources.traces(options, folder, _say)
-    from kvd.bench import paging
+    from kvd.bench import pages, paging
 
     result = paging.compare(traces, options["policies"], options["share"], paging.Costs(*options["costs"]), _say)
-    _print({"command": options["command"], "tokens": counted, **result}, paging.lines, options)
+    result["pages"] = pages.measure(traces, folder, options["rounds"], _say)
+
+    def lines(result: dict[str, Any]) -> Iterator[str]:
+        return itertools.chain(paging.lines(result), pages.lines(result["pages"]))
+
+    _print({"command": options["command"], "tokens": counted, **result}, lines, options)
+
+
+def _run_pressure(options: dict[str, Any]) -> None:
+    _quiet_engine()
+    from kvd.bench import pressure, pressure_report
+    from kvd.models.active import active_model
+
+    model = active_model()
+    # A store of its own: it has to be empty at the start.
+    _live_in(Path(options["work"] or paths.cache_dir() / "bench") / "pressure")
+    run = pressure.Run(model, options, _say)
+    try:
+        result = run.measure()
+    finally:
+        run.close()
+    _print(result, pressure_report.lines, options)
 
 
 def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Sequence[BenchQuestion]) -> None:

@@ -1,8 +1,9 @@
-"""The page cache, and what disk and memory of this machine can do."""
+"""The page cache, what disk and memory of this machine can do, and what its processor is called."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from time import perf_counter
 
@@ -32,6 +33,14 @@ def disk_bytes_per_second(file: Path) -> float:
         while block := stream.read(_CHUNK):
             size += len(block)
     return size / (perf_counter() - started)
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown CPU"
 
 
 def memory_bytes_per_second(megabytes: int = 256, rounds: int = 5) -> float:

@@ -15,7 +15,7 @@ import llama_cpp
 import kvd
 from kvd import paths
 from kvd.bench import speed
-from kvd.bench.disk import HOW_DROPPED, disk_bytes_per_second, memory_bytes_per_second
+from kvd.bench.disk import HOW_DROPPED, cpu_name, disk_bytes_per_second, memory_bytes_per_second
 from kvd.bench.lab import Lab, Outcome, Plan, Prompt
 from kvd.bench.peer import CELLS, Restored, restored
 from kvd.bench.questions import BenchQuestion
@@ -92,7 +92,7 @@ class Run:
             "date": datetime.now(UTC).date().isoformat(),
             "kvd": kvd.__version__,
             "engine": f"llama-cpp-python {llama_cpp.__version__}",
-            "machine": f"{platform.machine()}, {self._lab.engine.threads} threads, {_cpu()}",
+            "machine": f"{platform.machine()}, {self._lab.engine.threads} threads, {cpu_name()}",
             "gpu": self._lab.engine.gpu,
             "model": self._model.name,
             "kv_bytes_per_token": self._lab.movable.shape.bytes_per_token,
@@ -169,14 +169,6 @@ def _other_plans(recompute: int) -> list[Plan]:
         Plan("chunks by place", F16, recompute, order="by-place"),
         Plan("best chunk last", F16, recompute, order="best-last"),
     ]
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown CPU"
 
 
 def wanted(quick: bool, given: dict[str, int | None]) -> Wanted:

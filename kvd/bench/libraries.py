@@ -12,12 +12,14 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
+from kvd import paths
 from kvd.bench.questions import QuestionSet
 from kvd.bench.traces import TraceChunk
 from kvd.config import Settings
 from kvd.errors import ModelError, RepositoryError, UsageError
 from kvd.kv.bodies import Vector
 from kvd.models.active import ActiveModel
+from kvd.recall import database
 from kvd.recall.embed import default_embedder, embedded_text
 from kvd.recall.rank import search
 from kvd.service.indexer import update_index
@@ -48,6 +50,10 @@ class RepositoryLibrary:
         self._chunks: dict[str, TraceChunk] = {}
         self._recalled: dict[int, list[TraceChunk]] = {}
 
+    @property
+    def questions(self) -> Sequence[str]:
+        return self._questions
+
     def recall(self, number: int) -> list[TraceChunk]:
         """The chunks that a question gets: those that kvd ranks best and that fit the budget."""
         if number not in self._recalled:
@@ -58,6 +64,11 @@ class RepositoryLibrary:
             chosen = select(pieces, self._settings.budget, self._settings.n_ctx - self._settings.max_tokens)
             self._recalled[number] = [found[piece.index] for piece in chosen]
         return self._recalled[number]
+
+    def places(self, number: int) -> dict[tuple[str, int, int], TraceChunk]:
+        """All chunks that kvd finds for a question, by path, first and last line."""
+        hits = search(self._root, self._questions[number], self._settings.top_k)
+        return {(hit.chunk.path, hit.chunk.start_line, hit.chunk.end_line): self._chunk(hit.chunk) for hit in hits}
 
     def _chunk(self, chunk: Chunk) -> TraceChunk:
         # As with stored KV: text and scope tell bodies apart, not where they stand.
@@ -82,6 +93,18 @@ def commit_subjects(root: Path, most: int) -> list[str]:
         raise RepositoryError(f"git can't read the history of {root}: {done.stderr.strip()}", hint="give a clone")
     subjects = [_PULL_REQUEST.sub("", line) for line in reversed(done.stdout.splitlines())]
     return [subject for subject in subjects if len(subject.split()) >= _FEWEST_WORDS]
+
+
+def definitions(root: Path) -> list[str]:
+    """A question about each name that is defined in an indexed repository, in the order of names."""
+    db = database.open_for_reading(paths.index_file(root), root)
+    try:
+        with database.damage_noticed(root):
+            found = database.rows(db, "SELECT DISTINCT symbols FROM chunks")
+    finally:
+        db.close()
+    names = {name for (symbols,) in found for name in str(symbols).splitlines()}
+    return [f"What does {name} do?" for name in sorted(names)]
 
 
 def prepared_questions(name: str, sets: Sequence[QuestionSet], retrieval: Path | None) -> list[str]:

@@ -252,6 +252,11 @@ class Pager:
         self.pool.pin([block])
         return block, StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame)
 
+    def again(self, fetched: Fetched) -> Fetched:
+        """A body that is in the pool and pinned already, once more: pinned twice, and hot."""
+        self.pool.pin(fetched.blocks)
+        return Fetched(list(fetched.blocks), ["hot"] * len(fetched.blocks))
+
     def rows(self, bodies: Sequence[Fetched]) -> Rows:
         """The tokens of several bodies one after the other, to be read layer by layer."""
         return self.pool.rows([block for body in bodies for block in body.blocks])

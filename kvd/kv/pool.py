@@ -71,7 +71,7 @@ class HotPool:
     """Blocks by content address; `policy` says which leave first, the least recently used where none is given.
 
     `capacity_bytes` is a hard cap; memory is taken once, at construction (untouched pages of host memory cost
-    nothing until they are used). `clock` gives seconds.
+    nothing until they are used). `clock` gives seconds, `page_tokens` is how many tokens a page holds.
     """
 
     def __init__(
@@ -81,11 +81,12 @@ class HotPool:
         device: torch.device | None = None,
         policy: Policy | None = None,
         clock: Clock = time.monotonic,
+        page_tokens: int = PAGE_TOKENS,
     ) -> None:
-        page_bytes = PAGE_TOKENS * shape.bytes_per_token
-        self._shape = shape
+        self._page_bytes = page_tokens * shape.bytes_per_token
+        self._shape, self._page_tokens = shape, page_tokens
         self._pages = torch.empty(
-            (max(1, capacity_bytes // page_bytes), shape.n_layer, 2, PAGE_TOKENS, shape.width),
+            (max(1, capacity_bytes // self._page_bytes), shape.n_layer, 2, page_tokens, shape.width),
             dtype=torch.float16,
             device=device,
         )
@@ -104,7 +105,7 @@ class HotPool:
 
     def touch(self, tokens: int) -> None:
         """Make the system hand out the memory that the next `tokens` will take."""
-        for page in self._free[max(0, len(self._free) - tokens // PAGE_TOKENS) :]:
+        for page in self._free[max(0, len(self._free) - tokens // self._page_tokens) :]:
             self._pages[page].zero_()
 
     def __contains__(self, key: bytes) -> bool:
@@ -134,10 +135,10 @@ class HotPool:
     def _extend(self, block: Resident, tokens: Sequence[int], kv: torch.Tensor) -> None:
         """Write `kv` behind what the block holds. Raises `PoolFullError`; the block is then as it was."""
         start, end = len(block.tokens), len(block.tokens) + len(tokens)
-        pages = (*block.pages, *self._take(pages_for(end) - len(block.pages)))
+        pages = (*block.pages, *self._take(pages_for(end, self._page_tokens) - len(block.pages)))
         while start < end:
-            page, slot = divmod(start, PAGE_TOKENS)
-            count = min(PAGE_TOKENS - slot, end - start)
+            page, slot = divmod(start, self._page_tokens)
+            count = min(self._page_tokens - slot, end - start)
             taken = len(tokens) - (end - start)
             self._pages[pages[page], :, :, slot : slot + count] = kv[:, :, taken : taken + count]
             start += count
@@ -244,7 +245,7 @@ class HotPool:
     def rows(self, blocks: Sequence[Resident]) -> Rows:
         """The tokens of `blocks` one after the other, to be read layer by layer."""
         places = [
-            (block.pages[index // PAGE_TOKENS], index % PAGE_TOKENS)
+            (block.pages[index // self._page_tokens], index % self._page_tokens)
             for block in blocks
             for index in range(len(block.tokens))
         ]
@@ -253,10 +254,9 @@ class HotPool:
 
     def stats(self) -> dict[str, int]:
         """`{"bytes", "used_bytes", "blocks", "leased", "tokens", "evictions"}`."""
-        page_bytes = PAGE_TOKENS * self._shape.bytes_per_token
         return {
-            "bytes": len(self._pages) * page_bytes,
-            "used_bytes": (len(self._pages) - len(self._free)) * page_bytes,
+            "bytes": len(self._pages) * self._page_bytes,
+            "used_bytes": (len(self._pages) - len(self._free)) * self._page_bytes,
             "blocks": len(self._blocks) + len(self._tails),
             "leased": len(self._leases.keys()),
             "tokens": sum(len(block.tokens) for block in self.blocks()),
@@ -270,7 +270,8 @@ class HotPool:
         proposed = list(self.policy.victims())
         require(sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool")
         for block in self.blocks():
-            require(len(block.pages) == pages_for(len(block.tokens)), "a block table has a wrong length")
+            wanted = pages_for(len(block.tokens), self._page_tokens)
+            require(len(block.pages) == wanted, "a block table has a wrong length")
             require(block.pins >= 0, "negative pins")
         require(all(tail.pins for tail in self._tails), "a tail without users")
         require(self._leases.keys() <= self._blocks.keys(), "a lease on a block that is gone")
@@ -281,6 +282,6 @@ class HotPool:
         yield from self._tails
 
 
-def pages_for(tokens: int) -> int:
+def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
     """Pages that a block of so many tokens takes."""
-    return -(-tokens // PAGE_TOKENS)
+    return -(-tokens // page_tokens)

@@ -241,17 +241,21 @@ class _Turn:
         # Told before what replaces them is: both go by the same address.
         for block in reuse.pager.take_damaged():
             self._listener.damaged(block)
-        missing = sum(body is None for body in found)
+        missing = len({body for body, fetched in zip(bodies, found, strict=True) if fetched is None})
         stored: list[Fetched] = []
-        done = 0
+        computed: dict[Body, Fetched] = {}
         for body, fetched in zip(bodies, found, strict=True):
-            if fetched is None:
-                self._listener.progress(Progress("prefill", done, missing))
+            if fetched is None and body in computed:
+                # A copy of code that another chunk of this prompt has.
+                fetched = reuse.pager.again(computed[body])
+                self.fetched.append(fetched)
+            elif fetched is None:
+                self._listener.progress(Progress("prefill", len(computed), missing))
                 with self._spans.measure("prefill"):
                     fetched, frames = reuse.compute(body, self._listener.step)
                 self.fetched.append(fetched)
                 self._listener.blocks(frames)
-                done += 1
+                computed[body] = fetched
             stored.append(fetched)
         if missing:
             self._listener.progress(Progress("prefill", missing, missing))

@@ -39,6 +39,11 @@ def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, cod
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=32).digest()
 
 
+def usual_prompt(n_ctx: int) -> int:
+    """Tokens of the bodies in a usual prompt; memory for them is taken when a model is loaded."""
+    return n_ctx // 4
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A chunk's place in the prompt: its header's tokens from `start` on, then its body.
@@ -100,7 +105,7 @@ class Reuse:
         self._device = pager.pool.device
         self._rotation = Rotation(movable.rope, self._device)
         # Memory for a usual prompt, taken now rather than while somebody waits.
-        usual = engine.n_ctx // 4
+        usual = usual_prompt(engine.n_ctx)
         self._memory = host_memory(state_bytes(self.shape, usual), pinned)
         self._memory.fill(0)
         pager.rehearse(usual)

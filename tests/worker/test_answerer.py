@@ -281,6 +281,19 @@ def test_the_same_source_elsewhere_shares_its_blocks(rigs: Rigs) -> None:
     assert len(rig.written) == written == len({block.key for block in rig.written})
 
 
+def test_a_copy_in_the_same_prompt_is_computed_once(rigs: Rigs) -> None:
+    rig = rigs()
+    piece, other = rig.pieces("src/auth.py", "src/retry.py")
+    copy = dataclasses.replace(piece, index=2, path="vendor/auth.py")
+    question = Question(QUESTION, [piece, other, copy], 600, 4)
+    tokens = tokens_of(rig.answerer.answer(question, rig.listener()))
+    assert tokens["prefilled"] == len(piece.body) + len(other.body)
+    assert tokens["reused_hot"] == len(piece.body)
+    assert len(rig.written) == len({block.key for block in rig.written})
+    assert [stage.total for stage in rig.stages if stage.stage == "prefill"] == [2, 2, 2]
+    assert all(block.pins == 0 for block in rig.pool.blocks())
+
+
 def test_the_same_source_in_another_scope_has_its_own(rigs: Rigs) -> None:
     rig = rigs()
     ask(rig)
