@@ -20,6 +20,7 @@ from kvd.errors import CancelledError, ModelError, StoreError, UsageError
 from kvd.kv.pager import Pager
 from kvd.kv.policies import policy_named
 from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
+from kvd.kv.prefetch import prefetch
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.kv.table import BlockTable
 from kvd.worker.answerer import Answerer, Listener, Question
@@ -186,11 +187,12 @@ class Soak:
                 self.counts["full"] += 1
 
     def guess(self) -> None:
-        """Bring in what a question may want."""
-        try:
-            self.counts["guessed"] += self.pager.prefetch(body_of(self.random.choice(self.pieces), self.prompts))
-        except PoolFullError:
-            self.counts["full"] += 1
+        """One of three who type brings in what a question may want, or has gone."""
+        client, few = self.random.randrange(3), self.random.sample(self.pieces, self.random.randrange(4))
+        patience = iter(range(self.random.randrange(20)))
+        bodies = [body_of(piece, self.prompts) for piece in few]
+        found = prefetch(self.pager, bodies, client, lambda: next(patience, None) is None)
+        self.counts["guessed"] += found.loaded
         for damaged in self.pager.take_damaged():
             self._drop(damaged.key)
 
