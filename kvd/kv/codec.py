@@ -24,7 +24,7 @@ import itertools
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,8 +114,15 @@ def _encoded(x: torch.Tensor, grid: Grid | None) -> list[bytes]:
 
 
 def encode(tokens: Sequence[int], kv: torch.Tensor, codec: Codec = DEFAULT) -> bytes:
-    """The frame of a block; `kv` as in `Block`, at most `BLOCK_TOKENS` tokens, on any device."""
+    """The frame of a block; `kv` as in `Block`, at most `BLOCK_TOKENS` tokens, on any device.
+
+    Raises `BlockError` where a number is infinite or none: it would spoil its channel for the whole block.
+    """
     n_layer, _, count, width = kv.shape
+    if not 0 < count <= BLOCK_TOKENS:
+        raise BlockError(f"{count} tokens for a block")
+    if not torch.isfinite(kv).all():
+        raise BlockError("the KV is not finite")
     sides = (_encoded(kv[:, which], grid) for which, grid in enumerate(codec.grids))
     parts = [np.asarray(tokens, "<i4").tobytes(), *itertools.chain.from_iterable(sides)]
     body = compressed(parts, zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True))
@@ -140,22 +147,23 @@ class Payload:
     tokens: tuple[int, ...]
     data: bytearray
 
-    def dequantized(self, device: torch.device | None = None) -> torch.Tensor:
-        """`kv` as in `Block`, computed on `device`."""
-        data = torch.frombuffer(self.data, dtype=torch.uint8)
-        if device is not None:
-            data = data.to(device)
-        offset = 4 * len(self.tokens)
-        kv = torch.empty(
-            (self.shape.n_layer, 2, len(self.tokens), self.shape.width), dtype=torch.float16, device=data.device
-        )
-        for which, grid in enumerate(self.codec.grids):
-            parts = []
+    def parts(self) -> Iterator[torch.Tensor]:
+        """Views of what is behind the token ids, in the frame's order."""
+        data, offset = torch.frombuffer(self.data, dtype=torch.uint8), 4 * len(self.tokens)
+        for grid in self.codec.grids:
             for dtype, sizes in _parts(grid, self.shape, len(self.tokens)):
                 end = offset + math.prod(sizes) * dtype.itemsize
-                parts.append(data[offset:end].view(dtype).view(sizes))
+                yield data[offset:end].view(dtype).view(sizes)
                 offset = end
-            _dequantize(parts, grid, kv[:, which])
+
+    def dequantized(self, device: torch.device | None = None) -> torch.Tensor:
+        """`kv` as in `Block`, computed on `device`."""
+        parts = (part if device is None else part.to(device) for part in self.parts())
+        sizes = (self.shape.n_layer, 2, len(self.tokens), self.shape.width)
+        kv = torch.empty(sizes, dtype=torch.float16, device=device)
+        for which, grid in enumerate(self.codec.grids):
+            taken = itertools.islice(parts, len(_parts(grid, self.shape, len(self.tokens))))
+            _dequantize(list(taken), grid, kv[:, which])
         return kv
 
 
@@ -186,14 +194,24 @@ def open_frame(frame: bytes, shape: KVShape) -> Payload:
     if not 0 < count <= BLOCK_TOKENS:
         raise BlockError(f"frame of {count} tokens")
     size = 4 * count + sum(_bytes(_parts(grid, shape, count)) for grid in codec.grids)
+    data = _decompressed(body, size)
+    tokens = tuple(np.frombuffer(data, "<i4", count).tolist())
+    payload = Payload(codec, shape, tokens, data)
+    if not all(torch.isfinite(part).all() for part in payload.parts() if part.is_floating_point()):
+        raise BlockError("numbers are not finite")
+    return payload
+
+
+def _decompressed(body: memoryview, size: int) -> bytearray:
+    """What a zstd frame holds, if that is `size` bytes and nothing follows it; never takes more memory than that."""
     try:
-        data = bytearray(zstandard.ZstdDecompressor().decompress(body, max_output_size=size))
+        # zstd would make room for whatever size the frame claims, whatever limit it is given.
+        if zstandard.frame_content_size(body) != size:
+            raise BlockError("payload of another size")
+        decompressor = zstandard.ZstdDecompressor()
+        return bytearray(decompressor.decompress(body, max_output_size=size, allow_extra_data=False))
     except zstandard.ZstdError as error:
         raise BlockError(str(error)) from error
-    if len(data) != size:
-        raise BlockError("payload of another size")
-    tokens = tuple(np.frombuffer(data, "<i4", count).tolist())
-    return Payload(codec, shape, tokens, data)
 
 
 def decode(frame: bytes, shape: KVShape, device: torch.device | None = None) -> Block:

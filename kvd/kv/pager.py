@@ -216,6 +216,8 @@ class Pager:
                 payload = codec.open_frame(frame, self._shape)
             if payload.tokens != link.tokens:
                 raise codec.BlockError("token ids differ")
+            if payload.codec != self._codec:
+                raise codec.BlockError("frame of another codec")
         except codec.BlockError as error:
             self._damaged.append(Damaged(link.key, str(error)))
             return None

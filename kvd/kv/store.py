@@ -65,7 +65,7 @@ class BlockStore:
         self.path = path
         self._readonly, self._clock = readonly, clock
         self._since = clock() if since is None else since
-        self._inode = 0
+        self._inode = self._log_inode = 0
         self._db: apsw.Connection | None = None
         self._space: Space | None = None
         self.rebuilt = ""
@@ -78,7 +78,7 @@ class BlockStore:
     def _open_reader(self) -> None:
         if not self.path.exists():
             return
-        with suppress(apsw.CantOpenError):
+        with suppress(apsw.Error):
             db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
             db.set_busy_timeout(2_000)
             self._db = db
@@ -110,12 +110,17 @@ class BlockStore:
 
     @property
     def is_current(self) -> bool:
-        """Is the open file still the one at `path`? Somebody may have removed or replaced it."""
-        return self._db is not None and self._file_inode() == self._inode
+        """Are the open file and its log still those at `path`? Somebody may have removed or replaced them.
 
-    def _file_inode(self) -> int:
+        SQLite itself takes the log away when a reader opens a file that was emptied; what is written to the log that
+        is gone nobody would see.
+        """
+        opened = (self._inode, self._log_inode)
+        return self._db is not None and (self._file_inode(), self._file_inode("-wal")) == opened
+
+    def _file_inode(self, suffix: str = "") -> int:
         try:
-            return self.path.stat().st_ino
+            return os.stat(f"{self.path}{suffix}").st_ino
         except OSError:
             return 0
 
@@ -138,7 +143,7 @@ class BlockStore:
             db.close()
             raise
         self._db = db
-        self._inode = self._file_inode()
+        self._inode, self._log_inode = self._file_inode(), self._file_inode("-wal")
 
     def _refuse_newer(self, db: apsw.Connection) -> None:
         version = db.pragma("user_version")

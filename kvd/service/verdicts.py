@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def _is_verdict(data: Any) -> bool:
     if not isinstance(data, dict) or not _has(data, _FIELDS):
         return False
     figures = data.get("figures")
-    return figures is None or (isinstance(figures, dict) and _has(figures, _FIGURES) and len(figures) == len(_FIGURES))
+    if figures is None:
+        return True
+    complete = isinstance(figures, dict) and _has(figures, _FIGURES) and len(figures) == len(_FIGURES)
+    return complete and all(map(math.isfinite, figures.values()))
 
 
 def _has(data: Verdict, fields: dict[str, type]) -> bool:

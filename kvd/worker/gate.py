@@ -68,6 +68,12 @@ class Verdict:
     recompute: int = 0
     figures: Figures | None = None
 
+    @property
+    def possible(self) -> bool:
+        """Whether the gate could have come to it; one that was read from a file need not be true."""
+        passes = self.reuse != "on" or (self.figures is not None and self.figures.passes)
+        return self.reuse in VERDICTS and self.recompute in CANDIDATES and passes
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -21,7 +21,7 @@ from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 from kvd.worker.answerer import Answerer
 from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
-from kvd.worker.gate import VERDICTS, Gate, Verdict, gate_key, verdict_from_json
+from kvd.worker.gate import Gate, Verdict, gate_key, verdict_from_json
 from kvd.worker.placement import RESERVE, Gpus, Placement, gigabytes, load_stepwise, placement_from_json, plan
 from kvd.worker.probe import Movable, NotMovableError, probe
 from kvd.worker.prompt import PromptBuilder
@@ -128,7 +128,7 @@ class Loader:
             return None, Verdict("", "off", "switched off in the settings")
         key = gate_key(str(params["model_sha256"]), prompts, DEFAULT.id)
         known = verdict_from_json(params["gate"]) if params.get("gate") else None
-        if known is not None and (known.key != key or known.reuse not in VERDICTS):
+        if known is not None and (known.key != key or not known.possible):
             known = None
         gate = Gate(engine, prompts, _go_on)
         try:

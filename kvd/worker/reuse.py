@@ -15,7 +15,7 @@ import torch
 from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.engine.state import StateBuffer, parse_state, state_bytes
 from kvd.errors import ModelError
-from kvd.kv.codec import DEFAULT, Codec
+from kvd.kv.codec import DEFAULT, BlockError, Codec
 from kvd.kv.pager import Body, Fetched, Pager
 from kvd.kv.rope import Rotation
 from kvd.kv.rows import host_memory
@@ -113,7 +113,10 @@ class Reuse:
     def compute(self, body: Body, step: Step) -> tuple[Fetched, list[StoredBlock]]:
         """Prefill a body and store it; `step` may cancel."""
         started = perf_counter()
-        fetched, frames = self.pager.add(body, self.prefill(body, step))
+        try:
+            fetched, frames = self.pager.add(body, self.prefill(body, step))
+        except BlockError as error:
+            raise ModelError(f"what the model computed can't be kept: {error}", hint="kvd setup --list") from error
         seconds = perf_counter() - started
         self.pager.costs.prefill.observe(len(body.tokens), seconds)
         rate = seconds / len(body.tokens)

@@ -1,9 +1,14 @@
+import struct
+import zlib
+
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.kv.codec import (
+    _HEADER,
     BLOCK_TOKENS,
     CODECS,
     DEFAULT,
@@ -113,6 +118,48 @@ def test_any_even_width_will_do(width: int) -> None:
     shape = KVShape(2, width)
     kv = a_block(5, shape)
     assert torch.allclose(decode(encode(range(5), kv), shape).kv[:, 1].float(), kv[:, 1].float(), atol=0.5)
+
+
+def resealed(frame: bytes, body: bytes) -> bytes:
+    """The frame with another body and a checksum that fits it: what chance does not make, but somebody may."""
+    fields = _HEADER.unpack_from(frame)[:-1]
+    crc = zlib.crc32(body, zlib.crc32(_HEADER.pack(*fields, 0)))
+    return _HEADER.pack(*fields, crc) + body
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 1 << 30, 1 << 46, (1 << 64) - 3])
+def test_a_claimed_size_takes_no_memory(claimed: int) -> None:
+    body = struct.pack("<IBQ", 0xFD2FB528, 0xE0, claimed) + b"\1\0\0"
+    with pytest.raises(BlockError):
+        decode(resealed(encode(range(9), a_block(9)), body), SHAPE)
+
+
+def test_what_follows_the_compressed_bytes_is_noticed() -> None:
+    frame = encode(range(9), a_block(9))
+    body = frame[_HEADER.size :]
+    assert decode(resealed(frame, body), SHAPE).tokens == tuple(range(9))
+    for more in (b"\0", body):
+        with pytest.raises(BlockError):
+            decode(resealed(frame, body + more), SHAPE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_neither_encoded_nor_decoded(value: float) -> None:
+    kv = a_block(9)
+    frame = encode(range(9), kv)
+    payload = bytearray(zstandard.ZstdDecompressor().decompress(frame[_HEADER.size :]))
+    payload[4 * 9 : 4 * 9 + 2] = struct.pack("<e", value)
+    with pytest.raises(BlockError, match="not finite"):
+        decode(resealed(frame, zstandard.ZstdCompressor().compress(payload)), SHAPE)
+    kv[1, 1, 3, 5] = value
+    with pytest.raises(BlockError, match="not finite"):
+        encode(range(9), kv)
+
+
+@pytest.mark.parametrize("tokens", [0, BLOCK_TOKENS + 1])
+def test_a_block_of_no_or_too_many_tokens_is_not_encoded(tokens: int) -> None:
+    with pytest.raises(BlockError, match=f"{tokens} tokens"):
+        encode(range(tokens), a_block(tokens))
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvd.kv.codec import INT8, encode
 from kvd.kv.pager import Body, Fetched, Pager, split_body
 from kvd.kv.policies import Semantic
 from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
@@ -178,3 +179,16 @@ def test_a_body_that_does_not_fit_leaves_nothing_pinned(path: Path) -> None:
         pager.add(BODY, kv(300))
     pool.put(b"whole", range(10 * PAGE_TOKENS), kv(10 * PAGE_TOKENS))
     pool.check_integrity()
+
+
+def test_a_frame_of_another_codec_is_damage(path: Path) -> None:
+    pager, _, store = a_pager(path)
+    fetched, frames = pager.add(BODY, kv(len(BODY.tokens)))
+    pager.release([fetched])
+    other = encode(BODY.tokens[: frames[0].tokens], kv(len(BODY.tokens))[:, :, : frames[0].tokens], INT8)
+    store.put([replace(frames[0], data=other), *frames[1:]])
+    again = a_pager(path)[0]
+    assert again.fetch([BODY]) == [None]
+    assert [(damaged.key, damaged.reason) for damaged in again.take_damaged()] == [
+        (frames[0].key, "frame of another codec")
+    ]

@@ -220,6 +220,25 @@ def test_a_removed_file_is_noticed(path: Path) -> None:
     assert not writer.is_current
 
 
+@pytest.mark.parametrize("gone", ["log", "content"])
+def test_a_log_that_is_gone_is_noticed(path: Path, gone: str) -> None:
+    writer = BlockStore(path)
+    writer.put([block(b"a")])
+    assert writer.is_current
+    if gone == "log":
+        Path(f"{path}-wal").unlink()
+    else:
+        os.truncate(path, 0)
+        # SQLite takes the log away when this opens the file.
+        assert not BlockStore(path, readonly=True).get(keys(b"a"), WHOSE)
+    assert not writer.is_current
+
+
+def test_a_reader_sees_nothing_in_what_is_no_file(path: Path) -> None:
+    path.mkdir()
+    assert BlockStore(path, readonly=True).get(keys(b"a"), WHOSE) == {}
+
+
 def held_reader(path: Path) -> apsw.Connection:
     """Another connection in the middle of a read."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)

@@ -48,6 +48,8 @@ def test_a_model_has_one_verdict(path: Path) -> None:
         b'{"format": 2, "models": {"a": {}}}',
         b'{"format": 1, "models": []}',
         json.dumps({"format": 1, "models": {"a": {**VERDICT, "recompute": "4"}}}).encode(),
+        json.dumps({"format": 1, "models": {"a": VERDICT}}).replace("0.9", "NaN").encode(),
+        json.dumps({"format": 1, "models": {"a": VERDICT}}).replace("0.9", "1e999").encode(),
         json.dumps({"format": 1, "models": {"a": {**VERDICT, "figures": {"kl": 1.0}}}}).encode(),
         json.dumps({"format": 1, "models": {"a": {**VERDICT, "figures": [1]}}}).encode(),
         b"\xff\xfe",

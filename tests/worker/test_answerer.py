@@ -5,12 +5,14 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from kvd.engine.llama import LlamaEngine, run
 from kvd.errors import CancelledError, ModelError, UsageError
 from kvd.worker.answerer import Question
 from kvd.worker.decoding import LIVE, PREFIX
 from kvd.worker.prompt import HEADER_TOKENS, Piece, PromptBuilder
+from kvd.worker.reuse import Reuse
 
 from .conftest import SOURCES, Rig, Rigs
 
@@ -313,3 +315,14 @@ def test_decoding_past_the_context_is_an_error_not_a_crash(engine: LlamaEngine) 
 
 def test_sources_are_what_the_tests_think(rigs: Rigs) -> None:
     assert all(len(piece.body) > 40 for piece in rigs().pieces(*SOURCES))
+
+
+def test_kv_that_is_not_finite_is_an_error_and_not_kept(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rigs()
+    spoiled = torch.full((30, 2, len(rig.pieces()[0].body), 192), float("inf"), dtype=torch.float16)
+    monkeypatch.setattr(Reuse, "prefill", lambda self, body, step: spoiled)
+    question = Question(QUESTION, rig.pieces()[:1], 600, 4)
+    with pytest.raises(ModelError, match="not finite"):
+        rig.answerer.answer(question, rig.listener())
+    assert not rig.written
+    assert rig.pool.stats()["blocks"] == 0

@@ -200,10 +200,10 @@ def checks(wire: Wire) -> int:
 
 
 def test_the_gates_choice_of_recomputed_tokens_is_the_default(wire: Wire, verdict: Verdict) -> None:
-    loaded = wire.load(model_path(), recompute=-1, gate={**verdict.to_json(), "recompute": 3})["result"]
+    loaded = wire.load(model_path(), recompute=-1, gate={**verdict.to_json(), "recompute": 8})["result"]
     assert checks(wire) == 0
-    assert loaded["recompute"] == 3
-    assert wire.ask(2)["result"]["tokens"]["recomputed"] == 3 * len(SOURCES)
+    assert loaded["recompute"] == 8
+    assert wire.ask(2)["result"]["tokens"]["recomputed"] == 8 * len(SOURCES)
 
 
 @pytest.mark.parametrize("reuse", ["prefix-only", "off"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,3 +126,19 @@ def test_forced_logits_are_those_of_the_answer_itself(gate: Gate, engine: LlamaE
     assert forced.shape == rows.shape == (len(answer) + 1, engine.vocab_size)
     assert divergence(rows, forced).max() < 0.01
     assert [int(row.argmax()) for row in rows[: len(answer)]] == answer
+
+
+def test_a_verdict_that_the_gate_cannot_have_come_to_is_known(verdict: Verdict) -> None:
+    assert verdict.possible
+    assert verdict.figures is not None
+    failed = dataclasses.replace(verdict.figures, kl=MOST_KL + 1)
+    changes: list[dict[str, Any]] = [
+        {"recompute": -5},
+        {"recompute": 100_000},
+        {"figures": None},
+        {"figures": failed},
+        {"reuse": "perhaps"},
+    ]
+    for change in changes:
+        assert not dataclasses.replace(verdict, **change).possible
+    assert dataclasses.replace(verdict, reuse="off", figures=failed).possible
