@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from enum import StrEnum
@@ -163,6 +164,8 @@ def _run(
     }
     # -P: the working folder is no place to import from.
     process = subprocess.Popen([sys.executable, "-P", "-m", "kvd.bench", json.dumps(request)])
+    # Its daemon and model would go on for hours.
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(signal.SIGINT))
     while True:
         try:
             return process.wait()

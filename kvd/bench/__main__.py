@@ -49,7 +49,8 @@ def _quiet_engine() -> None:
     wait_briefly()
     from kvd.engine.log import quiet_llama_log
 
-    quiet_llama_log()
+    # There is no log for its warnings about a model here, and they come again with each load.
+    quiet_llama_log(warnings=False)
 
 
 def _run_with_model(options: dict[str, Any]) -> None:

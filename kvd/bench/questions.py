@@ -64,7 +64,8 @@ def read_sets(folder: Path) -> list[QuestionSet]:
     """All sets of `folder`. Raises `UsageError` where there are none, or for one that is not as described above."""
     files = sorted(folder.glob("*.toml"))
     if not files:
-        raise UsageError(f"no question sets in {folder}", hint="run it in a clone of kvd, or give --questions FOLDER")
+        hint = "kvd bench kv --questions tests/bench/questions, in a clone of kvd"
+        raise UsageError(f"no question sets in {folder}", hint=hint)
     return [_read_set(file) for file in files]
 
 
