@@ -34,6 +34,7 @@ def arguments(tmp_path: Path, repository: Path) -> list[str]:
     return ["--questions", str(tmp_path / "sets"), "--work", str(tmp_path / "work")]
 
 
+@pytest.mark.slow
 def test_quality_alone(kvd: Kvd, arguments: list[str], isolated_home: Path) -> None:
     nothing_else = ("--variants", "0", "--timed", "0", "--peers", "0")
     done = kvd.run("bench", "kv", *arguments, *nothing_else, timeout=280)
