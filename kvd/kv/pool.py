@@ -84,7 +84,7 @@ class HotPool:
         page_tokens: int = PAGE_TOKENS,
     ) -> None:
         self._page_bytes = page_tokens * shape.bytes_per_token
-        self._shape, self._page_tokens = shape, page_tokens
+        self._shape, self.page_tokens = shape, page_tokens
         self._pages = torch.empty(
             (max(1, capacity_bytes // self._page_bytes), shape.n_layer, 2, page_tokens, shape.width),
             dtype=torch.float16,
@@ -105,7 +105,7 @@ class HotPool:
 
     def touch(self, tokens: int) -> None:
         """Make the system hand out the memory that the next `tokens` will take."""
-        for page in self._free[max(0, len(self._free) - tokens // self._page_tokens) :]:
+        for page in self._free[max(0, len(self._free) - tokens // self.page_tokens) :]:
             self._pages[page].zero_()
 
     def __contains__(self, key: bytes) -> bool:
@@ -135,10 +135,10 @@ class HotPool:
     def _extend(self, block: Resident, tokens: Sequence[int], kv: torch.Tensor) -> None:
         """Write `kv` behind what the block holds. Raises `PoolFullError`; the block is then as it was."""
         start, end = len(block.tokens), len(block.tokens) + len(tokens)
-        pages = (*block.pages, *self._take(pages_for(end, self._page_tokens) - len(block.pages)))
+        pages = (*block.pages, *self._take(pages_for(end, self.page_tokens) - len(block.pages)))
         while start < end:
-            page, slot = divmod(start, self._page_tokens)
-            count = min(self._page_tokens - slot, end - start)
+            page, slot = divmod(start, self.page_tokens)
+            count = min(self.page_tokens - slot, end - start)
             taken = len(tokens) - (end - start)
             self._pages[pages[page], :, :, slot : slot + count] = kv[:, :, taken : taken + count]
             start += count
@@ -245,7 +245,7 @@ class HotPool:
     def rows(self, blocks: Sequence[Resident]) -> Rows:
         """The tokens of `blocks` one after the other, to be read layer by layer."""
         places = [
-            (block.pages[index // self._page_tokens], index % self._page_tokens)
+            (block.pages[index // self.page_tokens], index % self.page_tokens)
             for block in blocks
             for index in range(len(block.tokens))
         ]
@@ -270,7 +270,7 @@ class HotPool:
         proposed = list(self.policy.victims())
         require(sorted(proposed) == sorted(self._blocks), "the policy knows of other blocks than the pool")
         for block in self.blocks():
-            wanted = pages_for(len(block.tokens), self._page_tokens)
+            wanted = pages_for(len(block.tokens), self.page_tokens)
             require(len(block.pages) == wanted, "a block table has a wrong length")
             require(block.pins >= 0, "negative pins")
         require(all(tail.pins for tail in self._tails), "a tail without users")

@@ -61,5 +61,5 @@ def _has_place(pager: Pager, chain: Sequence[BlockAddress], missing: Sequence[Bl
     """Whether what is missing of a body may come in: it fits beside what is pinned or leased, and others did not need
     the room of any of it in the last minute."""
     pool = pager.pool
-    fits = sum(pages_for(len(link.tokens)) for link in missing) <= pool.spare_pages()
+    fits = sum(pages_for(len(link.tokens), pool.page_tokens) for link in missing) <= pool.spare_pages()
     return fits and not any(link.key in pool.cooling_down for link in chain)
