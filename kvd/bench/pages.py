@@ -119,8 +119,8 @@ def _gather(pool: HotPool, blocks: Sequence[Resident], room: torch.Tensor) -> No
     """As a prompt is put together, the rotation of its keys left out."""
     rows = pool.rows(blocks)
     for layer in range(_SHAPE.n_layer):
-        room[0].copy_(rows.keys(layer))
-        room[1].copy_(rows.values(layer))
+        rows.keys(layer, room[0])
+        rows.values(layer, room[1])
 
 
 def sharing(folder: Path) -> list[dict[str, Any]]:

@@ -244,13 +244,13 @@ class HotPool:
 
     def rows(self, blocks: Sequence[Resident]) -> Rows:
         """The tokens of `blocks` one after the other, to be read layer by layer."""
-        places = [
-            (block.pages[index // self.page_tokens], index % self.page_tokens)
+        rows_of_page = self._pages[0].numel() // self._shape.width
+        slots = torch.arange(self.page_tokens)
+        first = [
+            (torch.tensor(block.pages).unsqueeze(1) * rows_of_page + slots).flatten()[: len(block.tokens)]
             for block in blocks
-            for index in range(len(block.tokens))
         ]
-        pages, slots = torch.tensor(places, device=self._pages.device).unbind(1)
-        return Rows(self._pages, pages, slots)
+        return Rows(self._pages, torch.cat(first).to(self._pages.device))
 
     def stats(self) -> dict[str, int]:
         """`{"bytes", "used_bytes", "blocks", "leased", "tokens", "evictions"}`."""

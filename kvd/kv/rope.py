@@ -34,8 +34,8 @@ class Rotation:
         cos, sin = angles
         x, y = first.float(), second.float()
         new_first, new_second = self._pairs(target)
-        new_first.copy_(x * cos - y * sin)
-        new_second.copy_(x * sin + y * cos)
+        new_first.copy_((x * cos).addcmul_(y, sin, value=-1))
+        new_second.copy_((x * sin).addcmul_(y, cos))
         if rope.n_rot < rope.head_dim:
             target[..., rope.n_rot :] = heads[..., rope.n_rot :]
 

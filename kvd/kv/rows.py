@@ -16,19 +16,26 @@ Half = npt.NDArray[np.float16]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens scattered over pages; `pages` and `slots` are `[tokens]`."""
+    """Tokens scattered over pages, `_pool` being `[pages, n_layer, 2, page_tokens, width]`.
+
+    `_first` is `[tokens]`: where each token's keys of layer 0 are among all the pool's rows of `width`. Picking whole
+    rows by one index is several times as fast as indexing by page and slot.
+    """
 
     _pool: torch.Tensor
-    pages: torch.Tensor
-    slots: torch.Tensor
+    _first: torch.Tensor
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """`[tokens, width]` float16, a copy, at position 0."""
-        return self._pool[self.pages, layer, 0, self.slots]
+    def keys(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`[tokens, width]` float16, a copy, at position 0; in `out` if that is given."""
+        return self._pick(2 * layer, out)
 
-    def values(self, layer: int) -> torch.Tensor:
-        """`[tokens, width]` float16, a copy."""
-        return self._pool[self.pages, layer, 1, self.slots]
+    def values(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`[tokens, width]` float16, a copy; in `out` if that is given."""
+        return self._pick(2 * layer + 1, out)
+
+    def _pick(self, part: int, out: torch.Tensor | None) -> torch.Tensor:
+        *_, page_tokens, width = self._pool.shape
+        return torch.index_select(self._pool.view(-1, width), 0, self._first + part * page_tokens, out=out)
 
     @property
     def on_host(self) -> bool:
@@ -41,14 +48,17 @@ class Rows:
         while the next one is computed, if the memory that it goes to is pinned.
         """
         angles = rotation.angles(torch.tensor(positions))
-        # Strided writes across the bus are slow: keys are rotated into one piece first.
-        staged = None if self.on_host else self._pool.new_empty((len(positions), self._pool.shape[-1]))
+        room = self._pool.new_empty((2, len(positions), self._pool.shape[-1]))
         for layer, (keys, values) in enumerate(layers):
-            target = torch.from_numpy(keys)
-            rotation.rotate(self.keys(layer), angles, target if staged is None else staged)
-            if staged is not None:
-                target.copy_(staged, non_blocking=True)
-            torch.from_numpy(values).copy_(self.values(layer), non_blocking=True)
+            stored, target = self.keys(layer, room[0]), torch.from_numpy(keys)
+            if self.on_host:
+                rotation.rotate(stored, angles, target)
+                self.values(layer, torch.from_numpy(values))
+            else:
+                # Strided writes across the bus are slow: keys are rotated into one piece first.
+                rotation.rotate(stored, angles, room[1])
+                target.copy_(room[1], non_blocking=True)
+                torch.from_numpy(values).copy_(self.values(layer), non_blocking=True)
         if self._pool.is_cuda:
             torch.cuda.current_stream(self._pool.device).synchronize()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ def wire(tmp_path: Path, verdict: Verdict) -> Iterator[Wire]:
     wire.close()
 
 
+def checks(wire: Wire) -> int:
+    """How often the child said that it checks the model."""
+    stages = [event["data"] for event in wire.events if event["event"] == "stage"]
+    return sum(stage["stage"] == "check" and stage["done"] == 0 for stage in stages)
+
+
+def counters(wire: Wire, answer: Message | None = None) -> dict[str, int]:
+    """The last that the child told."""
+    told = [frame["counters"] for frame in [*wire.events, answer or {}] if "counters" in frame]
+    return dict(told[-1])
+
+
+def lookups(**counts: int) -> dict[str, int]:
+    """What a child with a pool tells: all of these, though they be 0."""
+    return {"hot_hit": 0, "hot_miss": 0, "cold_hit": 0, "cold_miss": 0, "hot_evicted": 0, **counts}
+
+
 def test_a_question_from_start_to_end(wire: Wire) -> None:
     loaded = wire.load(model_path())["result"]
     assert (loaded["reuse"], loaded["reuse_reason"]) == ("on", "")
@@ -144,10 +162,9 @@ def test_a_question_from_start_to_end(wire: Wire) -> None:
 def test_what_one_child_stored_another_loads(wire: Wire) -> None:
     wire.load(model_path())
     first = wire.ask(2)["result"]
-    other = Wire(wire.store_path, wire.gate)
-    try:
+    blocks = wire.store.stats()["blocks"]
+    with closing(Wire(wire.store_path, wire.gate)) as other:
         other.load(model_path())
-        blocks = other.store.stats()["blocks"]
         # A draft that a question has overtaken brings in nothing.
         other.send({"method": "cancel", "params": {"id": 7}})
         draft = other.ask(7, "prefetch", client=3)["result"]
@@ -155,17 +172,22 @@ def test_what_one_child_stored_another_loads(wire: Wire) -> None:
         cold = other.ask(2)["result"]
         assert cold["tokens"]["reused_cold"] == cold["tokens"]["recalled"]
         assert cold["answer"] == first["answer"]
-        # The same file under another hash is another model.
-        other.close()
-        assert wire.gate is not None
-        other = Wire(wire.store_path)
+
+
+def test_the_same_file_under_another_hash_is_another_model(wire: Wire) -> None:
+    wire.load(model_path())
+    recalled = wire.ask(2)["result"]["tokens"]["recalled"]
+    blocks = wire.store.stats()["blocks"]
+    assert wire.gate is not None
+    with closing(Wire(wire.store_path)) as other:
         loaded = other.load(model_path(), model_sha256="1" * 64, gate={**wire.gate, "key": "of another"})["result"]
         assert checks(other) == 1
         assert loaded["gate"]["key"] != wire.gate["key"]
         assert loaded["gate"]["figures"] == pytest.approx(wire.gate["figures"], rel=0.2)
-        assert other.ask(2)["result"]["tokens"]["prefilled"] == cold["tokens"]["recalled"]
-    finally:
-        other.close()
+        answer = other.ask(2)
+        assert answer["result"]["tokens"]["prefilled"] == recalled
+        # The gate's own look-ups are not among them.
+        assert counters(other, answer) == lookups(hot_miss=blocks, cold_miss=blocks)
 
 
 def test_cancelling_ends_the_question_not_the_child(wire: Wire) -> None:
@@ -193,12 +215,6 @@ def test_ends_when_the_daemon_is_gone(wire: Wire) -> None:
     assert wire.process.wait(10) == 0
 
 
-def checks(wire: Wire) -> int:
-    """How often the child said that it checks the model."""
-    stages = [event["data"] for event in wire.events if event["event"] == "stage"]
-    return sum(stage["stage"] == "check" and stage["done"] == 0 for stage in stages)
-
-
 def test_the_gates_choice_of_recomputed_tokens_is_the_default(wire: Wire, verdict: Verdict) -> None:
     loaded = wire.load(model_path(), recompute=-1, gate={**verdict.to_json(), "recompute": 8})["result"]
     assert checks(wire) == 0
@@ -218,14 +234,12 @@ def test_a_model_that_failed_the_gate_computes_everything(wire: Wire, verdict: V
 
 
 def test_short_headers_leave_fewer_tokens_to_compute(wire: Wire, tmp_path: Path) -> None:
-    wire.load(model_path())
+    # Without reuse: with it, the other prompt would have to pass the gate first.
+    wire.load(model_path(), reuse=False)
     usual = wire.ask(2)["result"]["tokens"]
-    other = Wire(tmp_path / "other.db", wire.gate)
-    try:
-        other.load(model_path(), short_headers=True)
+    with closing(Wire(tmp_path / "other.db")) as other:
+        other.load(model_path(), reuse=False, short_headers=True)
         short = other.ask(2)["result"]["tokens"]
-    finally:
-        other.close()
     assert short["recalled"] == usual["recalled"]
     assert short["fresh"] < usual["fresh"] - 15
 
