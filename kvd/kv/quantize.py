@@ -62,9 +62,11 @@ def pack(codes: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 def unpack_into(out: torch.Tensor, packed: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor, grid: Grid) -> None:
     """out = codes x scale + zero; `out` is `[..., width]` float16, `zero` and `scale` float32 and broadcast to it."""
+    values = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     if grid.per_byte == 1:
-        out.copy_(torch.addcmul(zero, packed.float(), scale))
-        return
-    half = packed.shape[-1]
-    for part, codes in ((slice(0, half), packed & 15), (slice(half, None), packed >> 4)):
-        out[..., part] = torch.addcmul(zero[..., part], codes.float(), scale[..., part])
+        values.copy_(packed)
+    else:
+        half = packed.shape[-1]
+        values[..., :half] = packed & 15
+        values[..., half:] = packed >> 4
+    out.copy_(torch.addcmul(zero, values, scale, out=values))
