@@ -244,13 +244,13 @@ class HotPool:
 
     def rows(self, blocks: Sequence[Resident]) -> Rows:
         """The tokens of `blocks` one after the other, to be read layer by layer."""
+        return Rows(self._pages, torch.cat([self._first_rows(block) for block in blocks]).to(self._pages.device))
+
+    def _first_rows(self, block: Resident) -> torch.Tensor:
+        """Which of the pool's rows of `width` have the keys of layer 0 of each of the block's tokens: `[tokens]`."""
         rows_of_page = self._pages[0].numel() // self._shape.width
-        slots = torch.arange(self.page_tokens)
-        first = [
-            (torch.tensor(block.pages).unsqueeze(1) * rows_of_page + slots).flatten()[: len(block.tokens)]
-            for block in blocks
-        ]
-        return Rows(self._pages, torch.cat(first).to(self._pages.device))
+        starts = torch.tensor(block.pages, dtype=torch.int64) * rows_of_page
+        return (starts.unsqueeze(1) + torch.arange(self.page_tokens)).flatten()[: len(block.tokens)]
 
     def stats(self) -> dict[str, int]:
         """`{"bytes", "used_bytes", "blocks", "leased", "tokens", "evictions"}`."""
