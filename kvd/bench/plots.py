@@ -63,10 +63,11 @@ def _times(result: dict[str, Any], file: Path) -> Path:
     entries = sorted(speed["times"], key=_recalled)
     for kind, color in (("full", "C3"), ("cold", "C0"), ("hot", "C1"), ("resident", "C2")):
         points = [(_recalled(entry), median([shot["ttft_ms"] for shot in entry[kind]]).value) for entry in entries]
-        axes.plot([x for x, _ in points], [y / 1000 for _, y in points], "o-", color=color, label=kind)
+        axes.plot([x for x, _ in points], [y / 1000 for _, y in points], "o", color=color, label=kind)
     per_token = sum(speed["frame_bytes"]) / sum(result["recalled"][: len(speed["frame_bytes"])])
     limits = [limit_ms(speed, entry, per_token * _recalled(entry), kv_bytes) / 1000 for entry in entries]
-    axes.plot([_recalled(entry) for entry in entries], limits, "k--", label="limit: bytes and fresh tokens")
+    # No line: prompts of one length differ in their fresh tokens, and so in their limit.
+    axes.plot([_recalled(entry) for entry in entries], limits, "k_", markersize=12, label="limit: bytes, fresh tokens")
     axes.set(xlabel="recalled tokens", ylabel="time to the first token, s")
     axes.set_yscale("log")
     axes.set_title(f"{result['about']['model']}, {len(shots(speed['times'], 'cold'))} cold runs")
