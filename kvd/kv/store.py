@@ -102,11 +102,17 @@ class BlockStore:
 
     def start_anew(self, reason: object) -> None:
         """Remove a damaged file and make a new one: blocks are a cache."""
-        self.close()
+        self.remove()
         self.rebuilt = f"{self.path.name} was damaged ({reason})"
+        self._connect()
+
+    def remove(self) -> None:
+        """Close the file and delete it with all that is stored."""
+        # A last try to empty the log may fail; nobody needs it.
+        with suppress(apsw.Error):
+            self.close()
         for suffix in ("-wal", "-shm", ""):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        self._connect()
 
     @property
     def is_current(self) -> bool:
@@ -259,9 +265,9 @@ class BlockStore:
         return {"blocks": blocks, "tokens": tokens, "payload_bytes": size, "file_bytes": self.file_bytes(), **parts}
 
     def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-        self._db = self._space = None
+        db, self._db, self._space = self._db, None, None
+        if db is not None:
+            db.close()
 
 
 def _batches(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:

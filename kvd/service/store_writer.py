@@ -97,10 +97,17 @@ class StoreWriter:
         self._submit(lambda store: store.drop(keys))
 
     def gc(self, timeout: float | None = None) -> Cleanup:
-        """Bring the store under its cap and give back what is free. Raises `StoreError` when that is impossible."""
+        """Bring the store under its cap and give back what is free. Raises `StoreError` when that is impossible.
+
+        Where the disk has no room even for that, all that is stored goes: no other way leads out.
+        """
 
         def job(store: BlockStore) -> Cleanup:
-            freed = store.gc(self._cap_bytes())
+            try:
+                freed = store.gc(self._cap_bytes())
+            except apsw.FullError as error:
+                freed = self._remove_store(store, error)
+                return Cleanup(freed, 0, 0, 0)
             evicted = self._note_evicted(store)
             with self._lock:
                 damaged = self._counts["dropped_damaged"]
@@ -197,16 +204,28 @@ class StoreWriter:
         try:
             return job(store)
         finally:
-            self._note_evicted(store)
+            if self._store is store:
+                self._note_evicted(store)
 
     def _failed(self, task: _Task, error: Exception) -> None:
-        if task.blocks or not isinstance(error, KvdError):
-            self._lose(task.blocks, f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+        if task.blocks:
+            self._lose(task.blocks, why)
+        elif not isinstance(error, KvdError):
+            _log.warning("KV store: %s", why)
         task.future.set_exception(error)
         if isinstance(error, DAMAGE) and self._store is not None:
             self._start_anew(self._store, error)
         elif isinstance(error, apsw.IOError):
             self._close_store()
+
+    def _remove_store(self, store: BlockStore, reason: object) -> int:
+        """Delete the file; the bytes that this gives back once no reader has it open."""
+        freed = store.file_bytes()
+        self._store = None
+        store.remove()
+        _log.warning("KV store: %s; removed all %d bytes", reason, freed)
+        return freed
 
     def _start_anew(self, store: BlockStore, error: Exception) -> None:
         try:

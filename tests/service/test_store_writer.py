@@ -10,6 +10,7 @@ import pytest
 from kvd.errors import StoreError, UsageError
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.service.store_writer import StoreWriter
+from tests.fakes.full_disk import FullDisk
 
 FINGERPRINT = b"model"
 
@@ -251,3 +252,27 @@ def test_models_used_since_the_start_stay_in_use_when_the_file_is_opened_again(p
     later = BlockStore(path, readonly=True)
     assert (later.stats()["current"]["models"], later.stats()["other"]["models"]) == (1, 1)
     writer.close(5.0)
+
+
+def test_on_a_full_disk_cleaning_up_gives_back_all_there_is(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FullDisk()
+    writer = StoreWriter(path, lambda: 100_000_000)
+    try:
+        writer.put([block("a", 20_000), block("b", 20_000)])
+        assert writer.flush(5.0)
+        disk.full = True
+        writer.put([block("c", 20_000)])
+        assert writer.flush(5.0)
+        assert writer.counts()["lost_blocks"] == 1
+        assert writer.gc(5.0).freed_bytes > 40_000
+        assert [file.name for file in path.parent.iterdir()] == []
+        assert "database or disk is full; removed all" in caplog.text
+        assert "0 blocks not written" not in caplog.text
+        # There is room again.
+        disk.full = False
+        writer.put([block("d")])
+        assert writer.flush(5.0)
+        assert stored(path, "a", "b", "c", "d") == ["d"]
+    finally:
+        writer.close(5.0)
+        disk.unregister()
