@@ -111,6 +111,10 @@ class BlockStore:
         # A last try to empty the log may fail; nobody needs it.
         with suppress(apsw.Error):
             self.close()
+        for suffix in ("-wal", ""):
+            # A reader that has it open would keep its room. It looks whether the file is still there before it reads.
+            with suppress(OSError):
+                os.truncate(f"{self.path}{suffix}", 0)
         for suffix in ("-wal", "-shm", ""):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,7 +265,9 @@ def test_on_a_full_disk_cleaning_up_gives_back_all_there_is(path: Path, caplog: 
         writer.put([block("c", 20_000)])
         assert writer.flush(5.0)
         assert writer.counts()["lost_blocks"] == 1
-        assert writer.gc(5.0).freed_bytes > 40_000
+        with path.open("rb") as reader:
+            assert writer.gc(5.0).freed_bytes > 40_000
+            assert os.fstat(reader.fileno()).st_blocks == 0
         assert [file.name for file in path.parent.iterdir()] == []
         assert "database or disk is full; removed all" in caplog.text
         assert "0 blocks not written" not in caplog.text
