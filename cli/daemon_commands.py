@@ -112,8 +112,13 @@ def gc(as_json: Json = False) -> None:
         typer.echo(json.dumps(result))
         return
     store, removed = result["store"], result["removed"]
-    reasons = (("foreign", "of other models"), ("cap", "to keep the cap"), ("damaged", "damaged"))
-    gone = "".join(f", {counted(removed[name], 'block')} {words}" for name, words in reasons if removed[name])
+    reasons = {
+        "foreign": "of other models",
+        "cap": "to keep the cap",
+        "damaged": "damaged",
+        "full_disk": "because the disk is full",
+    }
+    gone = "".join(f", {counted(removed[name], 'block')} {words}" for name, words in reasons.items() if removed[name])
     typer.echo(
         f"freed {file_size(result['freed_bytes'])}{gone}; the store has {file_size(store.get('file_bytes', 0))}"
         f" of at most {file_size(store['cap_bytes'])}"

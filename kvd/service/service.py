@@ -104,7 +104,7 @@ class Service:
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap."""
         done = await asyncio.to_thread(self._writer.gc)
-        removed = {"cap": done.cap, "foreign": done.foreign, "damaged": done.damaged}
+        removed = {"cap": done.cap, "foreign": done.foreign, "damaged": done.damaged, "full_disk": done.full_disk}
         return {"freed_bytes": done.freed_bytes, "removed": removed, "store": await self._store_state()}
 
     async def status(self) -> dict[str, Any]:

@@ -42,13 +42,14 @@ class _Task:
 class Cleanup:
     """Bytes given back, and the blocks that left for it: to keep the cap, of models in use and of others ("foreign").
 
-    `damaged` are those dropped since the last cleanup.
+    `damaged` are those dropped since the last cleanup, `full_disk` those that went with the file for want of room.
     """
 
     freed_bytes: int
     cap: int
     foreign: int
     damaged: int
+    full_disk: int = 0
 
 
 class StoreWriter:
@@ -106,8 +107,7 @@ class StoreWriter:
             try:
                 freed = store.gc(self._cap_bytes())
             except apsw.FullError as error:
-                freed = self._remove_store(store, error)
-                return Cleanup(freed, 0, 0, 0)
+                return self._remove_store(store, error)
             evicted = self._note_evicted(store)
             with self._lock:
                 damaged = self._counts["dropped_damaged"]
@@ -219,13 +219,12 @@ class StoreWriter:
         elif isinstance(error, apsw.IOError):
             self._close_store()
 
-    def _remove_store(self, store: BlockStore, reason: object) -> int:
-        """Delete the file; the bytes that this gives back once no reader has it open."""
-        freed = store.file_bytes()
+    def _remove_store(self, store: BlockStore, reason: object) -> Cleanup:
+        freed, blocks = store.file_bytes(), store.stats()["blocks"]
         self._store = None
         store.remove()
-        _log.warning("KV store: %s; removed all %d bytes", reason, freed)
-        return freed
+        _log.warning("KV store: %s; removed all %d blocks", reason, blocks)
+        return Cleanup(freed, 0, 0, 0, blocks)
 
     def _start_anew(self, store: BlockStore, error: Exception) -> None:
         try:

@@ -266,10 +266,12 @@ def test_on_a_full_disk_cleaning_up_gives_back_all_there_is(path: Path, caplog: 
         assert writer.flush(5.0)
         assert writer.counts()["lost_blocks"] == 1
         with path.open("rb") as reader:
-            assert writer.gc(5.0).freed_bytes > 40_000
+            done = writer.gc(5.0)
+            assert done.freed_bytes > 40_000
+            assert (done.full_disk, done.cap, done.foreign) == (2, 0, 0)
             assert os.fstat(reader.fileno()).st_blocks == 0
         assert [file.name for file in path.parent.iterdir()] == []
-        assert "database or disk is full; removed all" in caplog.text
+        assert "database or disk is full; removed all 2 blocks" in caplog.text
         assert "0 blocks not written" not in caplog.text
         # There is room again.
         disk.full = False
