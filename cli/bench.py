@@ -128,6 +128,23 @@ def paging(
 
 
 @app.command()
+def recall(
+    benchmark: Annotated[
+        str, typer.Argument(metavar="DIR", help="repos.json and annotations, as published by semble.")
+    ],
+    checkouts: Annotated[
+        str | None,
+        typer.Option("--checkouts", metavar="DIR", help="Take the repositories from DIR/NAME where they are."),
+    ] = None,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """Whether the right places are found: NDCG@10, and what each part of the ranking adds to it."""
+    options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts)}
+    raise typer.Exit(_run("recall", False, 0, None, work, as_json, options))
+
+
+@app.command()
 def pressure(
     repo: Annotated[str, typer.Option("--repo", metavar="PATH", help="The repository to ask about.")],
     tokens: Annotated[

@@ -41,6 +41,8 @@ def _run(options: dict[str, Any]) -> None:
         _run_paging(options)
     elif options["kind"] == "pressure":
         _run_pressure(options)
+    elif options["kind"] == "recall":
+        _run_recall(options)
     else:
         _run_with_model(options)
 
@@ -87,6 +89,16 @@ def _run_paging(options: dict[str, Any]) -> None:
         return itertools.chain(paging.lines(result), pages.lines(result["pages"]))
 
     _print({"command": options["command"], "tokens": counted, **result}, lines, options)
+
+
+def _run_recall(options: dict[str, Any]) -> None:
+    from kvd.bench import recall
+
+    folder = Path(options["work"] or paths.cache_dir() / "bench") / "recall"
+    _live_in(folder)
+    checkouts = Path(options["checkouts"] or folder / "checkouts")
+    result = recall.measure(Path(options["benchmark"]), checkouts, options["command"], _say)
+    _print(result, recall.lines, options)
 
 
 def _run_pressure(options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvd.bench import questions
+from kvd.bench.checkouts import checked_out
 from kvd.bench.libraries import (
     BYTES_PER_TOKEN,
     CountTokens,
@@ -54,8 +55,7 @@ def _roots(options: dict[str, Any], folder: Path) -> list[Path]:
         if not root.is_dir():
             raise UsageError(f"{root} is no folder", hint="give --repo a clone")
     checkouts = folder / "checkouts"
-    checkouts.mkdir(parents=True, exist_ok=True)
-    return roots or [questions.checked_out(item, checkouts) for item in _sets(options)]
+    return roots or [checked_out(item.name, item.url, item.revision, checkouts) for item in _sets(options)]
 
 
 def _sets(options: dict[str, Any]) -> list[questions.QuestionSet]:
