@@ -17,11 +17,14 @@ def checked_out(name: str, url: str, revision: str, folder: Path) -> Path:
     root = folder / name
     if root.is_dir():
         return root
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RepositoryError(f"can't make the folder {folder}: {error.strerror}", hint="give another one") from error
     partial = folder / f".{name}.partial"
     commands: Sequence[Sequence[str]] = (
         ("init", "--quiet", str(partial)),
-        ("-C", str(partial), "fetch", "--quiet", "--depth=1", url, revision),
+        ("-C", str(partial), "fetch", "--quiet", "--depth=1", "--", url, revision),
         ("-C", str(partial), "checkout", "--quiet", "FETCH_HEAD"),
     )
     for command in commands:

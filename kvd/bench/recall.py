@@ -4,13 +4,14 @@ The benchmark is a folder: `repos.json`, a list of `{name, language, url, revisi
 `annotations/NAME.json`, a list of `{query, category, relevant, secondary}`, whose targets are paths or
 `{path, start_line, end_line}`. That of semble (MIT) has this form, and its metric is used: binary NDCG over ranked
 chunks, relevant and secondary targets alike; a target's rank is that of the first chunk of its file, or of its lines
-where they are given; paths match where one ends with the other.
+where they are given, and a rank counts once; paths match where one ends with the other.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Any
 
 from kvd.bench.checkouts import checked_out, revision_of
 from kvd.bench.statistics import mean, mean_difference, median
+from kvd.bench.text import counted, interval
 from kvd.bench.traces import Say
 from kvd.config import Settings
 from kvd.errors import UsageError
@@ -88,8 +90,11 @@ def read_benchmark(folder: Path) -> list[Repository]:
     """Raises `UsageError` for a folder that is not as described above."""
     try:
         entries = json.loads((folder / "repos.json").read_text("utf-8"))
-        return [_repository(entry, folder) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        repositories = [_repository(entry, folder) for entry in entries]
+        if not any(repository.queries for repository in repositories):
+            raise ValueError("no queries")
+        return repositories
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{folder} is no benchmark of retrieval: {type(error).__name__}: {error}",
             hint="it needs repos.json and annotations/NAME.json, see kvd/bench/recall.py",
@@ -98,6 +103,9 @@ def read_benchmark(folder: Path) -> list[Repository]:
 
 def _repository(entry: dict[str, Any], folder: Path) -> Repository:
     name = str(entry["name"])
+    # It is the name of a folder, too.
+    if name != os.path.basename(name) or name in ("", ".", ".."):
+        raise ValueError(f"a repository can't be named {name!r}")
     queries = json.loads((folder / "annotations" / f"{name}.json").read_text("utf-8"))
     root = str(entry.get("benchmark_root", ""))
     return Repository(name, str(entry["url"]), str(entry["revision"]), root, tuple(map(_query, queries)))
@@ -119,7 +127,8 @@ def _target(entry: str | dict[str, Any]) -> Target:
 
 def ndcg(targets: Sequence[Target], chunks: Sequence[Chunk]) -> float:
     """Of the first `TOP` chunks, best first: 1 where every target comes as early as it can."""
-    ranks = (next((rank for rank, chunk in enumerate(chunks[:TOP]) if item.matches(chunk)), None) for item in targets)
+    ranks = {next((rank for rank, chunk in enumerate(chunks[:TOP]) if item.matches(chunk)), None) for item in targets}
+    # A chunk that has two targets is one good result, not two.
     gained = sum(_gain(rank) for rank in ranks if rank is not None)
     return gained / sum(_gain(rank) for rank in range(min(TOP, len(targets))))
 
@@ -139,18 +148,17 @@ class Scored:
     milliseconds: float
 
 
-def measure(folder: Path, checkouts: Path, command: str, say: Say) -> dict[str, Any]:
+def measure(repositories: Sequence[Repository], checkouts: Path, command: str, say: Say) -> dict[str, Any]:
     """Everything as one JSON object. Checkouts in `checkouts` are taken as they are; those that are missing are cloned.
 
-    Raises `UsageError` for a folder that is no benchmark, `RepositoryError` where git can't get a repository.
+    Raises `RepositoryError` where git can't get a repository.
     """
-    repositories = read_benchmark(folder)
     scored: list[Scored] = []
     abouts = []
     for repository in repositories:
         root = checked_out(repository.name, repository.url, repository.revision, checkouts)
         abouts.append({"name": repository.name, "revision": revision_of(root), "wanted": repository.revision})
-        say(f"{repository.name}: {len(repository.queries)} queries")
+        say(f"{repository.name}: {counted(len(repository.queries), 'query', 'queries')}")
         searched = root / repository.folder
         update_index(searched, Settings(), lambda progress: None, lambda: False)
         scored += [_scored(repository.name, query, searched) for query in repository.queries]
@@ -187,9 +195,10 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield result["command"]
     times = median([query["ms"] for query in queries])
     abouts = result["repositories"]
-    yield f"{len(queries)} queries, {len(abouts)} repositories; a search takes {times.value:.1f} ms (median)"
+    counts = f"{counted(len(queries), 'query', 'queries')}, {counted(len(abouts), 'repository', 'repositories')}"
+    yield f"{counts}; a search takes {times.value:.1f} ms (median)"
     for about in abouts:
-        if about["revision"] != about["wanted"]:
+        if not about["revision"].startswith(about["wanted"]):
             found = about["revision"][:12] or "no known revision"
             yield f"{about['name']} is at {found}, not at {about['wanted'][:12]}"
     yield ""
@@ -197,9 +206,8 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     full = [query["ndcg"][FULL] for query in queries]
     for name in VARIANTS:
         values = [query["ndcg"][name] for query in queries]
-        value, change = mean(values), mean_difference(values, full)
-        against = "" if name == FULL else f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
-        yield f"{name:40}{f'{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]':>24}{against:>30}"
+        against = "" if name == FULL else interval(mean_difference(values, full), "+.3f")
+        yield f"{name:40}{interval(mean(values), '.3f'):>24}{against:>30}"
     for title in ("repository", "category"):
         yield from ("", f"{title:40}{'queries':>9}{FULL:>9}{'without vectors':>17}{RAW:>12}")
         for name, group in _grouped(queries, title):

@@ -91,6 +91,18 @@ def test_what_can_not_be_cloned_is_said_and_leaves_no_checkout(folder: Path, tmp
     assert not (tmp_path / "checkouts" / "gone").exists()
 
 
+def test_an_address_is_no_option_of_git(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="can't get --upload-pack"):
+        checked_out("x", f"--upload-pack=touch {tmp_path}/done; git-upload-pack", ".", tmp_path / "checkouts")
+    assert not (tmp_path / "done").exists()
+
+
+def test_checkouts_need_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RepositoryError, match="can't make the folder"):
+        checked_out("x", "", "", tmp_path / "file")
+
+
 def test_a_checkout_of_something_else_is_noticed(folder: Path, checkouts: Path) -> None:
     a_set(folder, "one", 1, file="b.py")
     with pytest.raises(RepositoryError, match=r"one has no b\.py"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvd.bench.recall import FULL, RAW, VARIANTS, Target, ndcg, read_benchmark
+from kvd.bench.recall import FULL, RAW, VARIANTS, Target, lines, ndcg, read_benchmark
 from kvd.errors import UsageError
 from kvd.types import Chunk
 from tests.conftest import Kvd
@@ -33,6 +33,8 @@ def test_several_targets_are_weighed_against_the_best_order() -> None:
     found = [chunk("a.py"), chunk("b.py"), chunk("c.py")]
     assert ndcg([Target("b.py"), Target("a.py")], found) == 1
     assert ndcg([Target("a.py"), Target("c.py")], found) == pytest.approx((1 + second(3)) / (1 + second(2)))
+    # One chunk that has both is one good result.
+    assert ndcg([Target("a.py", (1, 2)), Target("a.py", (8, 9))], found) == pytest.approx(1 / (1 + second(2)))
     # More targets than places: ten found ones are all that can be.
     many = [Target(f"{number}.py") for number in range(12)]
     assert ndcg(many, [chunk(f"{number}.py") for number in range(12)]) == pytest.approx(1)
@@ -75,9 +77,12 @@ def test_the_command_scores_each_way_to_rank(kvd: Kvd, benchmark: Path) -> None:
     assert other["ndcg"][FULL] == pytest.approx(1 / (1 + second(2)))
     (about,) = result["repositories"]
     assert len(about["revision"]) == 40
-    text = kvd.ok("bench", "recall", str(benchmark), "--work", str(benchmark.parent / "work"), timeout=120)
+    text = "\n".join(lines(result))
+    assert "2 queries, 1 repository; a search takes" in text
     assert f"mine is at {about['revision'][:12]}, not at HEAD" in text
     assert "semantic                                        1    1.000" in text
+    about["wanted"] = about["revision"][:8]
+    assert "mine is at" not in "\n".join(lines(result))
 
 
 def test_what_is_no_benchmark_is_said(kvd: Kvd, benchmark: Path, tmp_path: Path) -> None:
@@ -86,4 +91,19 @@ def test_what_is_no_benchmark_is_said(kvd: Kvd, benchmark: Path, tmp_path: Path)
     assert done.stderr.splitlines()[0].startswith(f"kvd: {tmp_path}/nothing is no benchmark of retrieval: FileNotFound")
     (benchmark / "annotations" / "mine.json").write_text('[{"query": "x", "category": "c", "relevant": []}]')
     with pytest.raises(UsageError, match="no target for 'x'"):
+        read_benchmark(benchmark)
+    (benchmark / "annotations" / "mine.json").write_text("[]")
+    with pytest.raises(UsageError, match="no queries"):
+        read_benchmark(benchmark)
+    (benchmark / "annotations" / "mine.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="is no benchmark of retrieval"):
+        read_benchmark(benchmark)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a"])
+def test_a_repository_has_a_folder_of_its_own(benchmark: Path, name: str) -> None:
+    entries = json.loads((benchmark / "repos.json").read_text())
+    entries[0]["name"] = name
+    (benchmark / "repos.json").write_text(json.dumps(entries))
+    with pytest.raises(UsageError, match="a repository can't be named"):
         read_benchmark(benchmark)
