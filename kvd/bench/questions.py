@@ -64,7 +64,7 @@ def read_sets(folder: Path) -> list[QuestionSet]:
     """All sets of `folder`. Raises `UsageError` where there are none, or for one that is not as described above."""
     files = sorted(folder.glob("*.toml"))
     if not files:
-        hint = "kvd bench kv --questions tests/bench/questions, in a clone of kvd"
+        hint = "give --questions a folder that has some: tests/bench/questions in a clone of kvd"
         raise UsageError(f"no question sets in {folder}", hint=hint)
     return [_read_set(file) for file in files]
 
@@ -79,7 +79,15 @@ def _read_set(file: Path) -> QuestionSet:
             if not all(isinstance(name, str) for name in entry["files"]):
                 raise ValueError("files must be a list of paths")
         return QuestionSet(file.stem, data["url"], data["revision"], data["language"], tuple(questions))
-    except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{file} is not a question set: {error}", hint="see tests/bench/questions") from error
 
 
