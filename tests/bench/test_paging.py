@@ -276,15 +276,19 @@ def test_folders_are_tried_before_anything_is_indexed(clone: Path, tmp_path: Pat
 
 def test_the_command_compares_and_keeps_its_traces(kvd: Kvd, clone: Path, tmp_path: Path, isolated_home: Path) -> None:
     options = ["--repo", str(clone), "--work", str(tmp_path / "work"), "--save", str(tmp_path / "traces")]
-    result = kvd.json("bench", "paging", *options, "--asks", "30", "--seeds", "2", "--share", "0.5", timeout=120)
+    result = kvd.json(
+        "bench", "paging", *options, "--asks", "30", "--seeds", "2", "--share", "0.5", "--rounds", "2", timeout=120
+    )
     assert "error" not in result, result
     assert [row["name"] for row in result["rows"]] == [*POLICIES, "belady"]
     shares = [entry["of_belady"] for row in result["rows"] for entry in row["figures"]]
     assert len(shares) == 2 * len(result["rows"])
     assert all(0 < share <= 1.01 for share in shares)
     assert sorted(file.name for file in (tmp_path / "traces").iterdir()) == ["seed-1.jsonl", "seed-2.jsonl"]
-    trace = str(tmp_path / "traces" / "seed-2.jsonl")
-    replayed = kvd.json("bench", "paging", "--trace", trace, "--share", "0.5", "--policy", "lru", timeout=120)
+    recorded = options_for(traces=[str(tmp_path / "traces" / "seed-2.jsonl")])
+    traces, counted = sources.traces(recorded, tmp_path, lambda text: None)
+    assert counted == "as recorded"
+    replayed = compare(traces, ["lru"], 0.5, Costs(), lambda text: None)
     assert [row["name"] for row in replayed["rows"]] == ["lru", "belady"]
     for row in replayed["rows"]:
         before = next(item for item in result["rows"] if item["name"] == row["name"])["figures"][1]
@@ -293,7 +297,6 @@ def test_the_command_compares_and_keeps_its_traces(kvd: Kvd, clone: Path, tmp_pa
     assert not (isolated_home / "cache" / "kvd" / "index").exists()
 
 
-def test_a_repository_that_is_not_there_is_one_line(kvd: Kvd, tmp_path: Path) -> None:
-    done = kvd.run("bench", "paging", "--repo", str(tmp_path / "nowhere"))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-2].endswith("nowhere is no folder")
+def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is no folder"):
+        sources.traces(options_for(repos=[str(tmp_path / "nowhere")]), tmp_path, lambda text: None)
