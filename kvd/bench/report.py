@@ -27,7 +27,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     if result["variants"]:
         count = len(result["variants"][0]["outcomes"])
         yield ""
-        yield from _quality(f"Other ways, on the first {count} of the questions", result["variants"])
+        yield from _quality(f"Other ways, {counted(count, 'question')}", result["variants"])
     if result["speed"]:
         yield ""
         yield from _speed(result["speed"], about["kv_bytes_per_token"])
