@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,19 @@ class Eviction(StrEnum):
 @app.callback()
 def _bench() -> None:
     """Measure kvd on real repositories. For its developers; takes minutes to hours."""
+
+
+def _a_number(value: float) -> float:
+    """NaN passes any range."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is no number")
+    return value
+
+
+def _times(values: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise typer.BadParameter("give four times in milliseconds, none of them below 0")
+    return values
 
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=0, help="At most N questions; 0: all.")]
@@ -89,7 +103,10 @@ def paging(
         list[Eviction] | None, typer.Option("--policy", help="Only this policy; several times.", show_default="all")
     ] = None,
     share: Annotated[
-        float, typer.Option("--share", min=0.001, max=1.0, help="The pool's part of a trace's distinct tokens.")
+        float,
+        typer.Option(
+            "--share", min=0.001, max=1.0, callback=_a_number, help="The pool's part of a trace's distinct tokens."
+        ),
     ] = 0.25,
     asks: Annotated[int, typer.Option("--asks", metavar="N", min=10, help="Questions of a generated trace.")] = 4000,
     commits: Annotated[int, typer.Option("--commits", metavar="N", min=1, help="At most N of each clone.")] = 2000,
@@ -97,7 +114,12 @@ def paging(
     first_seed: Annotated[int, typer.Option("--first-seed", metavar="N", min=0, help="The first one's seed.")] = 1,
     costs: Annotated[
         tuple[float, float, float, float],
-        typer.Option("--costs", metavar="HOT COLD NEW REST", help="Milliseconds of a token by tier; of the rest."),
+        typer.Option(
+            "--costs",
+            metavar="HOT COLD NEW REST",
+            callback=_times,
+            help="Milliseconds of a token by tier; of the rest.",
+        ),
     ] = (0.027, 0.18, 26.7, 4544.0),
     rounds: Annotated[
         int, typer.Option("--rounds", metavar="N", min=1, help="Time the gathering of a prompt N times.")
@@ -125,6 +147,23 @@ def paging(
         "rounds": rounds,
     }
     raise typer.Exit(_run("paging", False, 0, questions, work, as_json, options))
+
+
+@app.command()
+def recall(
+    benchmark: Annotated[
+        str, typer.Argument(metavar="DIR", help="repos.json and annotations, as published by semble.")
+    ],
+    checkouts: Annotated[
+        str | None,
+        typer.Option("--checkouts", metavar="DIR", help="Take the repositories from DIR/NAME where they are."),
+    ] = None,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """Whether the right places are found: NDCG@10, and what each part of the ranking adds to it."""
+    options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts)}
+    raise typer.Exit(_run("recall", False, 0, None, work, as_json, options))
 
 
 @app.command()
@@ -163,9 +202,10 @@ def _run(
         **more,
     }
     # -P: the working folder is no place to import from.
-    process = subprocess.Popen([sys.executable, "-P", "-m", "kvd.bench", json.dumps(request)])
-    # Its daemon and model would go on for hours.
-    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(signal.SIGINT))
+    command = [sys.executable, "-P", "-m", "kvd.bench", json.dumps(request)]
+    # Its daemon and model would go on for hours. Killed, this process ends the pipe, which ends it too.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
     while True:
         try:
             return process.wait()

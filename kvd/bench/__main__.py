@@ -1,16 +1,23 @@
-"""`python -m kvd.bench REQUEST`: what `kvd bench` runs, options in JSON. Own folders, the user's models."""
+"""`python -m kvd.bench REQUEST`: what `kvd bench` runs, options in JSON. Own folders, the user's models.
+
+Its stdin is a pipe from the command. When that ends, the command is gone, and the run ends as it does at Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kvd import paths
+from kvd.bench.folders import living_in
 from kvd.config import Settings
 from kvd.engine.machine import wait_briefly
 from kvd.errors import CancelledError, KvdError, UsageError
@@ -24,6 +31,7 @@ def main() -> int:
     """Run one benchmark; the exit status."""
     options = json.loads(sys.argv[1])
     try:
+        _end_with_command()
         _run(options)
     except (KvdError, KeyboardInterrupt) as error:
         fault = error if isinstance(error, KvdError) else CancelledError("interrupted")
@@ -36,11 +44,34 @@ def main() -> int:
     return 0
 
 
+def _end_with_command() -> None:
+    """Interrupt the run at SIGTERM and when stdin ends."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # What then ends the daemon must not be interrupted itself.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    def watch() -> None:
+        # Not through sys.stdin, whose lock this thread would hold when Python ends.
+        while os.read(0, 1):
+            pass
+        signal.pthread_kill(thread, signal.SIGTERM)
+
+    thread = threading.get_ident()
+    signal.signal(signal.SIGTERM, interrupt)
+    # A terminal that is closed ends the command, and so this.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _run(options: dict[str, Any]) -> None:
     if options["kind"] == "paging":
         _run_paging(options)
     elif options["kind"] == "pressure":
         _run_pressure(options)
+    elif options["kind"] == "recall":
+        _run_recall(options)
     else:
         _run_with_model(options)
 
@@ -55,38 +86,48 @@ def _quiet_engine() -> None:
 
 def _run_with_model(options: dict[str, Any]) -> None:
     _quiet_engine()
-    from kvd.bench import codec, questions
+    from kvd.bench import codec, plots, questions
     from kvd.models.active import active_model
 
     model = active_model()
-    folder = Path(options["work"] or paths.cache_dir() / "bench")
+    if options.get("plots"):
+        plots.check(Path(options["plots"]))
+    folder = _work_folder(options)
     sets = questions.read_sets(Path(options["questions"] or questions.default_folder()))
-    _live_in(folder)
-    asked = questions.selected(sets, folder / "checkouts", options["quick"], options["limit"])
-    if not asked:
-        raise UsageError("the question sets are empty", hint="see tests/bench/questions")
-    if options["kind"] == "codec":
-        _print(codec.measure(model, folder, Settings(), asked, _say), codec.lines, options)
-    else:
-        _run_kv(options, model, folder, asked)
+    with living_in(folder):
+        asked = questions.selected(sets, folder / "checkouts", options["quick"], options["limit"])
+        if not asked:
+            raise UsageError("the question sets are empty", hint="see tests/bench/questions")
+        if options["kind"] == "codec":
+            _print(codec.measure(model, folder, Settings(), asked, _say), codec.lines, options)
+        else:
+            _run_kv(options, model, folder, asked)
 
 
 def _run_paging(options: dict[str, Any]) -> None:
-    _quiet_engine()
-    from kvd.bench import sources
+    folder = _work_folder(options)
+    with living_in(folder):
+        _quiet_engine()
+        from kvd.bench import pages, paging, sources
 
-    folder = Path(options["work"] or paths.cache_dir() / "bench")
-    _live_in(folder)
-    traces, counted = sources.traces(options, folder, _say)
-    from kvd.bench import pages, paging
-
-    result = paging.compare(traces, options["policies"], options["share"], paging.Costs(*options["costs"]), _say)
-    result["pages"] = pages.measure(traces, folder, options["rounds"], _say)
+        traces, counted = sources.traces(options, folder, _say)
+        result = paging.compare(traces, options["policies"], options["share"], paging.Costs(*options["costs"]), _say)
+        result["pages"] = pages.measure(traces, folder, options["rounds"], _say)
 
     def lines(result: dict[str, Any]) -> Iterator[str]:
         return itertools.chain(paging.lines(result), pages.lines(result["pages"]))
 
     _print({"command": options["command"], "tokens": counted, **result}, lines, options)
+
+
+def _run_recall(options: dict[str, Any]) -> None:
+    from kvd.bench import recall
+
+    repositories = recall.read_benchmark(Path(options["benchmark"]))
+    folder = _work_folder(options) / "recall"
+    with living_in(folder):
+        checkouts = Path(options["checkouts"] or folder / "checkouts")
+        _print(recall.measure(repositories, checkouts, options["command"], _say), recall.lines, options)
 
 
 def _run_pressure(options: dict[str, Any]) -> None:
@@ -96,17 +137,17 @@ def _run_pressure(options: dict[str, Any]) -> None:
 
     model = active_model()
     # A store of its own: it has to be empty at the start.
-    _live_in(Path(options["work"] or paths.cache_dir() / "bench") / "pressure")
-    run = pressure.Run(model, options, _say)
-    try:
-        result = run.measure()
-    finally:
-        run.close()
-    _print(result, pressure_report.lines, options)
+    with living_in(_work_folder(options) / "pressure"):
+        run = pressure.Run(model, options, _say)
+        try:
+            result = run.measure()
+        finally:
+            run.close()
+        _print(result, pressure_report.lines, options)
 
 
 def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Sequence[BenchQuestion]) -> None:
-    from kvd.bench import kv, plots, report
+    from kvd.bench import kv
 
     settings = Settings(short_headers=options["short_headers"], recompute=options["wanted"]["recompute"])
     run = kv.Run(model, folder, settings, options["command"], _say)
@@ -114,27 +155,29 @@ def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Se
         result = run.measure(asked, kv.wanted(options["quick"], options["wanted"]))
     finally:
         run.close()
+    show_kv(result, options)
+
+
+def show_kv(result: dict[str, Any], options: dict[str, Any]) -> None:
+    """Print, then draw: hours of work are not lost with a picture."""
+    from kvd.bench import plots, report
+
+    _print(result, report.lines, options)
     if options["plots"]:
         for file in plots.draw(result, Path(options["plots"])):
             _say(f"wrote {file}")
-    _print(result, report.lines, options)
 
 
 def _print(result: dict[str, Any], lines: Callable[[dict[str, Any]], Iterator[str]], options: dict[str, Any]) -> None:
-    print(json.dumps(result) if options["json"] else "\n".join(lines(result)))
+    print(json.dumps(result) if options["json"] else "\n".join(lines(result)), flush=True)
+
+
+def _work_folder(options: dict[str, Any]) -> Path:
+    return Path(options["work"] or paths.cache_dir() / "bench")
 
 
 def _say(text: str) -> None:
     print(f"kvd: {text}", file=sys.stderr, flush=True)
-
-
-def _live_in(folder: Path) -> None:
-    """Let this process and its daemon keep everything but models in `folder`."""
-    for kind in ("CACHE", "CONFIG", "STATE"):
-        os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
-    runtime = folder / "run"
-    runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import torch
 from kvd.bench.lab import Lab, Outcome, Plan, Prompt
 from kvd.bench.questions import BenchQuestion
 from kvd.bench.schemes import SCHEMES, Coded, Scheme, code, compressed_bytes
-from kvd.bench.statistics import mean, mean_difference
+from kvd.bench.statistics import Estimate, mean, mean_difference
+from kvd.bench.text import counted, interval
 from kvd.config import Settings
 from kvd.kv.codec import F16
 from kvd.models.active import ActiveModel
@@ -84,13 +85,13 @@ def _error(bodies: Sequence[torch.Tensor], coded: Sequence[Coded], which: int) -
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """The table."""
-    yield f"{result['model']}, {len(result['questions'])} questions, none recomputed"
+    yield f"{result['model']}, {counted(len(result['questions']), 'question')}, none recomputed"
     yield f"{'':44} {'bits':>6} {'raw':>6} {'entropy':>8} {'K error':>8} {'V error':>8} {'KL':>8}  added KL [95 %]"
     yield f"{'float16':44} {16:>6.2f} {16:>6.2f} {'':>8} {0:>8.4f} {0:>8.4f} {mean(result['float16_kl']).value:>8.4f}"
     for row in result["rows"]:
-        value, low, high = row["added_kl"]
+        added = interval(Estimate(*row["added_kl"]), "+.4f")
         yield (
             f"{row['name']:44} {row['bits']:>6.2f} {row['uncompressed_bits']:>6.2f} {row['entropy_of_codes']:>8.2f} "
             f"{row['key_error']:>8.4f} {row['value_error']:>8.4f} {mean(row['kl']).value:>8.4f}  "
-            f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+            f"{added}"
         )

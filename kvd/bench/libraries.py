@@ -114,7 +114,7 @@ def prepared_questions(name: str, sets: Sequence[QuestionSet], retrieval: Path |
     if file is not None and file.exists():
         try:
             found += [str(entry["query"]) for entry in json.loads(file.read_text("utf-8"))]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"{file} holds no queries: {error}", hint="a list of objects with a query each") from error
     return found
 

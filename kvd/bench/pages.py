@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kvd.bench.statistics import Estimate, median
+from kvd.bench.text import counted, interval
 from kvd.bench.traces import Say, Trace
 from kvd.engine.machine import physical_cores
 from kvd.kv.pager import Pager, split_body
@@ -167,16 +168,15 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     """Two tables."""
     sizes = result["sizes"]
     tokens = sizes[0]["assembled_tokens"]
-    yield f"pages: {result['bodies']:,} bodies; gathering {tokens:,} tokens of the 1.5B model [95 %]"
-    yield f"{'page':>10} {'utilization':>12} {'gathering':>24}"
+    bodies = counted(result["bodies"], "body", "bodies")
+    yield f"pages: {bodies}; gathering {tokens:,} tokens of the 1.5B model, in milliseconds [95 %]"
+    yield f"{'tokens of a page':>16} {'utilization':>12} {'gathering':>24}"
     for row in sizes:
-        value, low, high = row["assemble_ms"]
-        yield f"{row['page_tokens']:>10} {row['utilization']:>12.1%} {f'{value:.1f} ms [{low:.1f}, {high:.1f}]':>24}"
+        gathering = interval(Estimate(*row["assemble_ms"]), ".1f")
+        yield f"{row['page_tokens']:>16} {row['utilization']:>12.1%} {gathering:>24}"
     apart = result["sharing"][-1]
-    yield (
-        f"{CONVERSATIONS} conversations after the same {PAST:,} tokens, and after {OWN} of their own, "
-        "pages of the 1.5B model's KV"
-    )
+    yield f"{CONVERSATIONS} conversations that begin alike: pages of the 1.5B model's KV (of unshared)"
+    yield f"{'':20} {f'after {PAST:,} tokens':>20} {f'after {OWN} more each':>20}"
     for row in result["sharing"]:
         shown = [f"{row[name] / 1e6:,.0f} MB ({row[name] / apart[name]:.1%})" for name in ("past_bytes", "bytes")]
         yield f"{_WAYS[row['way']]:20} {shown[0]:>20} {shown[1]:>20}"

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvd.bench.statistics import Estimate, mean
+from kvd.bench.statistics import mean
+from kvd.bench.text import counted, interval
 from kvd.bench.traces import Ask, Say, Trace
 from kvd.kv.pager import split_body
 from kvd.kv.policies import Policy, policy_named
 from kvd.kv.pool import PAGE_TOKENS, HotPool, Resident, pages_for
 from kvd.types import KVShape
 
-BELADY = "belady"
-"""The row of the bound."""
+BELADY, BOUND = "belady", "bound"
+"""The row of the bound: in JSON, and as people read it."""
 
 _NARROW = KVShape(n_layer=1, width=1)
 
@@ -197,29 +198,29 @@ def compare(traces: Sequence[Trace], names: Sequence[str], share: float, costs: 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """The table."""
     means = {name: mean([trace[name] for trace in result["traces"]]).value for name in _COUNTS}
-    yield f"{len(result['traces'])} traces, means: " + ", ".join(
+    count = len(result["traces"])
+    yield f"{counted(count, 'trace')}{', means' if count > 1 else ''}: " + ", ".join(
         f"{means[name]:,.0f} {words}" for name, words in _COUNTS.items()
     )
-    yield f"pool of {result['share']:.0%} of the distinct tokens; means over the traces [95 %]"
+    over = "; means over the traces [95 %]" if count > 1 else ""
+    yield f"pool of {result['share']:.0%} of the distinct tokens{over}"
     yield (
-        f"{'':10} {'hot tokens':22} {'of the bound':22} {'hot bodies':>10} {'median TTFT':>12} {'p95':>10} "
-        f"{'evictions':>10} {'CPU/question':>12}"
+        f"{'':10} {'hot tokens':22} {'of the bound':22} {'whole bodies hot':>16} {'median TTFT':>12} {'p95':>10} "
+        f"{'evictions':>10}"
     )
+    spent = []
     for row in result["rows"]:
         figures = {name: mean([entry[name] for entry in row["figures"]]) for name in row["figures"][0]}
         # The bound counts bodies that lost something, not blocks, and is computed without a pool.
         ours = row["name"] != BELADY
         evictions = f"{figures['evictions'].value:,.0f}" if ours else ""
-        spent = f"{figures['us_per_question'].value:,.0f} us" if ours else ""
+        spent += [f"{row['name']} {figures['us_per_question'].value:,.0f} us"] if ours else []
         yield (
-            f"{row['name']:10} {_interval(figures['hit_rate']):22} {_interval(figures['of_belady']):22} "
-            f"{figures['body_hit_rate'].value:>10.1%} {figures['ttft_median_ms'].value:>9,.0f} ms "
-            f"{figures['ttft_p95_ms'].value:>7,.0f} ms {evictions:>10} {spent:>12}"
+            f"{row['name'] if ours else BOUND:10} {interval(figures['hit_rate'], '.1%'):22} "
+            f"{interval(figures['of_belady'], '.1%'):22} {figures['body_hit_rate'].value:>16.1%} "
+            f"{figures['ttft_median_ms'].value:>9,.0f} ms {figures['ttft_p95_ms'].value:>7,.0f} ms {evictions:>10}"
         )
+    yield f"CPU of pool and policy for a question: {', '.join(spent)}"
 
 
 _COUNTS = {"questions": "questions", "tokens": "tokens recalled", "distinct_tokens": "of them distinct"}
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kvd.bench.folders import writable
 from kvd.bench.kv import FLOOR
 from kvd.bench.report import column, fresh_share, limit_ms, shots
 from kvd.bench.statistics import mean, median
 from kvd.errors import UsageError
 
 
+def check(folder: Path) -> None:
+    """Raises `UsageError` where `draw` would fail: `folder` can't be written, or matplotlib is missing."""
+    writable(folder, "--plots")
+    if find_spec("matplotlib") is None:
+        raise UsageError("plots need matplotlib", hint="pip install 'kvd[bench]'")
+
+
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the plots into `folder`. Raises `UsageError` where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UsageError("plots need matplotlib", hint="pip install 'kvd[bench]'") from error
+    """Write the plots into `folder`, which `check` has seen."""
+    import matplotlib
+
     matplotlib.use("Agg")
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
     if result["variants"]:
         files.append(_quality(result, folder / "kv-quality.png"))

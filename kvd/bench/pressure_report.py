@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvd.bench.pressure import SOURCES
+from kvd.bench.text import counted
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -14,7 +15,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"{about['command']}  ({about['date']})"
     yield f"{about['model']}, kvd {about['kvd']}, {about['engine']}, {about['machine']}"
     yield (
-        f"{about['repository']}: {result['asked']} questions ({result['questions']} different ones) in "
+        f"{about['repository']}: {counted(result['asked'], 'question')} ({result['questions']} different ones) in "
         f"{result['seconds']:,.0f} s; pool of {settings['pool_tokens']:,} tokens ({_mb(settings['pool_bytes'])}), "
         f"context of {settings['n_ctx']:,}"
     )

@@ -7,13 +7,13 @@ A set is a TOML file: `repository`, `url`, `revision`, `language`, and `[[questi
 
 from __future__ import annotations
 
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvd.bench.checkouts import checked_out
 from kvd.errors import RepositoryError, UsageError
 
 _QUICK = 1
@@ -64,7 +64,7 @@ def read_sets(folder: Path) -> list[QuestionSet]:
     """All sets of `folder`. Raises `UsageError` where there are none, or for one that is not as described above."""
     files = sorted(folder.glob("*.toml"))
     if not files:
-        hint = "kvd bench kv --questions tests/bench/questions, in a clone of kvd"
+        hint = "give --questions a folder that has some: tests/bench/questions in a clone of kvd"
         raise UsageError(f"no question sets in {folder}", hint=hint)
     return [_read_set(file) for file in files]
 
@@ -79,39 +79,21 @@ def _read_set(file: Path) -> QuestionSet:
             if not all(isinstance(name, str) for name in entry["files"]):
                 raise ValueError("files must be a list of paths")
         return QuestionSet(file.stem, data["url"], data["revision"], data["language"], tuple(questions))
-    except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{file} is not a question set: {error}", hint="see tests/bench/questions") from error
-
-
-def checked_out(question_set: QuestionSet, folder: Path) -> Path:
-    """The set's repository in `folder`, cloned at its revision if it is not there yet.
-
-    Raises `RepositoryError` when git can't get it.
-    """
-    root = folder / question_set.name
-    if root.is_dir():
-        return root
-    partial = folder / f".{question_set.name}.partial"
-    commands: Sequence[Sequence[str]] = (
-        ("init", "--quiet", str(partial)),
-        ("-C", str(partial), "fetch", "--quiet", "--depth=1", question_set.url, question_set.revision),
-        ("-C", str(partial), "checkout", "--quiet", "FETCH_HEAD"),
-    )
-    for command in commands:
-        done = subprocess.run(("git", *command), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RepositoryError(
-                f"can't get {question_set.url} at {question_set.revision}: {done.stderr.strip()}",
-                hint=f"put a checkout of it at {root}",
-            )
-    partial.rename(root)
-    return root
 
 
 def selected(sets: Sequence[QuestionSet], folder: Path, quick: bool, limit: int = 0) -> list[BenchQuestion]:
     """The questions of a run, taken in turn from the sets, so that any part is about all of the repositories."""
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = [question_set.at(checked_out(question_set, folder)) for question_set in sets]
+    columns = [item.at(checked_out(item.name, item.url, item.revision, folder)) for item in sets]
     rows = [column[index] for index in range(max(map(len, columns))) for column in columns if index < len(column)]
     if quick:
         rows = rows[: _QUICK * len(columns)]

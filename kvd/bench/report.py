@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from kvd.bench.kv import KVD, KVD_HALF
-from kvd.bench.statistics import Estimate, mean, mean_difference, median
+from kvd.bench.statistics import mean, mean_difference, median
+from kvd.bench.text import counted, interval
 from kvd.worker.answerer import LOAD_STEPS
 
 Rows = list[dict[str, Any]]
@@ -19,14 +20,14 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"{about['model']}, kvd {about['kvd']}, {about['engine']}, {about['machine']}"
     yield from _gate(result["gate"])
     recalled = result["recalled"]
-    yield f"{len(recalled)} questions, {median(recalled).value:.0f} tokens recalled (median)"
+    yield f"{counted(len(recalled), 'question')}, {median(recalled).value:.0f} tokens recalled (median)"
     yield ""
     yield from _quality("Against the full prefill, means over the questions [95 %]", result["quality"])
     yield from _quantizing_cost(result["quality"])
     if result["variants"]:
         count = len(result["variants"][0]["outcomes"])
         yield ""
-        yield from _quality(f"Other ways, on the first {count} of the questions", result["variants"])
+        yield from _quality(f"Other ways, {counted(count, 'question')}", result["variants"])
     if result["speed"]:
         yield ""
         yield from _speed(result["speed"], about["kv_bytes_per_token"])
@@ -65,8 +66,8 @@ def _quality(title: str, rows: Rows) -> Iterator[str]:
         kl, first = mean(column(row, "kl")), mean(column(row, "first_kl"))
         shares = [mean(column(row, name)).value for name in ("header_share", "recompute_share")]
         yield (
-            f"{row['name']:34} {_interval(kl, 4):24} {mean(column(row, 'top1')).value:<8.3f} "
-            f"{_interval(first, 4):24} {nll_ratio(row):<+8.1%} {shares[0]:<8.1%} {shares[1]:.1%}"
+            f"{row['name']:34} {interval(kl, '.4f'):24} {mean(column(row, 'top1')).value:<8.3f} "
+            f"{interval(first, '.4f'):24} {nll_ratio(row):<+8.1%} {shares[0]:<8.1%} {shares[1]:.1%}"
         )
 
 
@@ -75,7 +76,7 @@ def _quantizing_cost(rows: Rows) -> Iterator[str]:
     kvd, half = by_name.get(KVD), by_name.get(KVD_HALF)
     if kvd and half:
         difference = mean_difference(column(kvd, "kl"), column(half, "kl"))
-        yield f"what quantizing adds to the KL of float16: {_interval(difference, 4)}"
+        yield f"what quantizing adds to the KL of float16: {interval(difference, '.4f')}"
 
 
 def shots(times: Rows, kind: str) -> list[dict[str, Any]]:
@@ -85,7 +86,8 @@ def shots(times: Rows, kind: str) -> list[dict[str, Any]]:
 def _speed(speed: dict[str, Any], kv_bytes: int) -> Iterator[str]:
     largest = max(entry["budget"] for entry in speed["times"])
     times = [entry for entry in speed["times"] if entry["budget"] == largest]
-    yield f"Time to the first token, {len(times)} questions, budget {largest}, medians [95 %], in milliseconds"
+    asked = counted(len(times), "question")
+    yield f"Time to the first token, {asked}, budget {largest}, medians [95 %], in milliseconds"
     names = [name for name in times[0]["cold"][0]["steps_ms"] if name != "prefill"]
     yield f"{'':8} {'TTFT':28} {'load':>8} " + " ".join(f"{name:>10}" for name in names)
     for kind in ("full", "cold", "hot", "resident"):
@@ -93,7 +95,7 @@ def _speed(speed: dict[str, Any], kv_bytes: int) -> Iterator[str]:
         ttft = median([shot["ttft_ms"] for shot in taken])
         steps = [median([shot["steps_ms"].get(name, 0.0) for shot in taken]).value for name in names]
         load = median([load_ms(shot) for shot in taken]).value
-        yield f"{kind:8} {_interval(ttft, 0):28} {load:>8.0f} " + " ".join(f"{step:>10.0f}" for step in steps)
+        yield f"{kind:8} {interval(ttft, '.0f'):28} {load:>8.0f} " + " ".join(f"{step:>10.0f}" for step in steps)
     yield from _ratios(times)
     yield from _limits(speed, times, kv_bytes)
 
@@ -105,7 +107,7 @@ def load_ms(shot: dict[str, Any]) -> float:
 def _ratios(times: Rows) -> Iterator[str]:
     for kind in ("cold", "hot", "resident"):
         ratios = [_ttft(entry, "full") / _ttft(entry, kind) for entry in times]
-        yield f"full prefill / {kind}: {_interval(median(ratios), 1)}"
+        yield f"full prefill / {kind}: {interval(median(ratios), '.1f')}"
 
 
 def _ttft(entry: dict[str, Any], kind: str) -> float:
@@ -130,7 +132,7 @@ def _limits(speed: dict[str, Any], times: Rows, kv_bytes: int) -> Iterator[str]:
     rates = [kv_bytes * shot["tokens"]["reused_cold"] / load_ms(shot) / 1000 for shot in taken]
     part = [load_ms(shot) / shot["ttft_ms"] for shot in taken]
     bits = speed["bits_per_value"]
-    yield f"cold / limit (disk, memory, fresh tokens at prefill speed): {_interval(median(ratios), 2)}"
+    yield f"cold / limit (disk, memory, fresh tokens at prefill speed): {interval(median(ratios), '.2f')}"
     yield f"loading: {median(rates).value:.0f} MB/s of float16, {median(part).value:.1%} of the cold TTFT"
     yield f"on disk: {bits['frames']:.2f} bits a value, {bits['file']:.2f} with the database around it"
     disk, memory = speed["disk_bytes_per_second"] / 1e6, speed["memory_bytes_per_second"] / 1e6
@@ -151,9 +153,3 @@ def _peers(rows: Rows) -> Iterator[str]:
 
 def _of(rows: Rows, name: str) -> float:
     return median([float(row[name]) for row in rows]).value
-
-
-def _interval(estimate: Estimate, digits: int) -> str:
-    parts: Sequence[float] = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (f"{part:.{digits}f}" for part in parts)
-    return f"{value} [{low}, {high}]"

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvd.bench import questions
+from kvd.bench.checkouts import checked_out
+from kvd.bench.folders import writable
 from kvd.bench.libraries import (
     BYTES_PER_TOKEN,
     CountTokens,
@@ -26,6 +28,7 @@ def traces(options: dict[str, Any], folder: Path, say: Say) -> tuple[list[Trace]
     """Those that `options` name, else `seeds` generated ones; and whose tokens they count."""
     if options["traces"]:
         return [read_trace(Path(file)) for file in options["traces"]], "as recorded"
+    _check(options)
     made = []
     roots = _roots(options, folder)
     count, counted = _token_counter()
@@ -36,6 +39,16 @@ def traces(options: dict[str, Any], folder: Path, say: Say) -> tuple[list[Trace]
         if options["save"]:
             write_trace(made[-1], Path(options["save"]) / f"{made[-1].name}.jsonl")
     return made, counted
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Raises `UsageError` for folders that are of no use; indexing takes minutes."""
+    if options["save"]:
+        writable(Path(options["save"]), "--save")
+    if options["retrieval"] and not (Path(options["retrieval"]) / "annotations").is_dir():
+        raise UsageError(
+            f"{options['retrieval']} has no folder annotations", hint="give --retrieval the folder of a benchmark"
+        )
 
 
 def _token_counter() -> tuple[CountTokens, str]:
@@ -54,12 +67,15 @@ def _roots(options: dict[str, Any], folder: Path) -> list[Path]:
         if not root.is_dir():
             raise UsageError(f"{root} is no folder", hint="give --repo a clone")
     checkouts = folder / "checkouts"
-    checkouts.mkdir(parents=True, exist_ok=True)
-    return roots or [questions.checked_out(item, checkouts) for item in _sets(options)]
+    return roots or [checked_out(item.name, item.url, item.revision, checkouts) for item in _sets(options)]
 
 
 def _sets(options: dict[str, Any]) -> list[questions.QuestionSet]:
-    return questions.read_sets(Path(options["questions"] or questions.default_folder()))
+    """Those of the option, else those of the source tree. A clone can be asked about without any."""
+    folder = Path(options["questions"] or questions.default_folder())
+    if options["repos"] and not options["questions"] and not folder.is_dir():
+        return []
+    return questions.read_sets(folder)
 
 
 def _library(root: Path, options: dict[str, Any], count: CountTokens, say: Say) -> RepositoryLibrary:

@@ -23,6 +23,9 @@ from kvd.worker.protocol import decode_vector, encode_vector
 
 Say = Callable[[str], None]
 
+MOST_TOKENS = 8192
+"""Of a recorded chunk: as many as the context has cells. The largest that kvd cuts has 3,200 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceChunk:
@@ -97,25 +100,34 @@ def read_trace(file: Path) -> Trace:
         try:
             entry = json.loads(line)
             builder.add(_vector(entry["question"]), [_chunk(item, builder) for item in entry["chunks"]])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"{file}, line {number}: not a trace: {error}", hint="see kvd/bench/traces.py") from error
-    if not builder.trace("").chunks:
+    trace = builder.trace(file.stem)
+    if not trace.chunks:
         raise UsageError(f"{file} holds no questions that want code", hint="see kvd/bench/traces.py")
-    return builder.trace(file.stem)
+    vectors = [*(ask.vector for ask in trace.asks), *(chunk.vector for chunk in trace.chunks)]
+    if len({len(vector) for vector in vectors if vector is not None}) > 1:
+        raise UsageError(f"{file} holds vectors of different lengths", hint="record it with one embedder")
+    return trace
 
 
 def _chunk(item: dict[str, Any], builder: TraceBuilder) -> TraceChunk:
     known = builder.known(str(item["id"]))
     if known is not None and "tokens" not in item:
         return known
-    tokens = int(item["tokens"])
-    if tokens < 1:
-        raise ValueError(f"a chunk of {tokens} tokens")
+    tokens = item["tokens"]
+    if type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"a chunk's tokens must be a whole number from 1 to {MOST_TOKENS:,}")
     return TraceChunk(str(item["id"]), tokens, _vector(item.get("vector")))
 
 
 def _vector(text: str | None) -> Vector | None:
-    return None if text is None else decode_vector(text)
+    if text is None:
+        return None
+    vector = decode_vector(text)
+    if not vector.size or not np.isfinite(vector).all():
+        raise ValueError("a vector needs values, all of them finite")
+    return vector
 
 
 def write_trace(trace: Trace, file: Path) -> None:
@@ -173,7 +185,15 @@ class Habits:
 
 
 def generate(name: str, libraries: Sequence[Library], questions: int, seed: int, habits: Habits = Habits()) -> Trace:
-    """A trace of so many questions; the same seed and libraries give the same one."""
+    """A trace of so many questions; the same seed and libraries give the same one.
+
+    Raises `UsageError` where no question recalls anything.
+    """
+    counts = [len(library.vectors) for library in libraries]
+    if not any(
+        library.recall(number) for library, count in zip(libraries, counts, strict=True) for number in range(count)
+    ):
+        raise UsageError(f"none of {sum(counts):,} questions recalls any code", hint="give --repo a clone with code")
     random, builder = np.random.default_rng(seed), TraceBuilder()
     for library, number in _asked(random, libraries, habits):
         chunks = library.recall(number)

@@ -71,4 +71,9 @@ def test_distinct_chunks_of_all_traces_are_measured(tmp_path: Path) -> None:
     text = "\n".join(lines(result))
     assert "3 bodies; gathering 600 tokens" in text
     assert "89.3%" in text
+    assert "after 1,000 tokens" in text
+    assert "after 40 more each" in text
     assert "nothing shared" in text
+    # One round.
+    assert "[95 %]" in text
+    assert text.count("[") == 1

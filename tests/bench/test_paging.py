@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvd.bench import questions, sources
 from kvd.bench.libraries import RepositoryLibrary, by_bytes, commit_subjects, prepared_questions, spread
 from kvd.bench.paging import Costs, Outcome, belady, capacity_pages, compare, lines, pages_of, simulate
 from kvd.bench.questions import QuestionSet
@@ -103,7 +104,16 @@ def test_the_report_has_a_row_for_each_policy_and_the_bound() -> None:
     text = "\n".join(lines(result))
     assert "2 traces, means: 4 questions, 104 tokens recalled, 64 of them distinct" in text
     assert "pool of 60% of the distinct tokens" in text
-    assert text.count("\nlru ") == text.count("\nbelady ") == 1
+    assert text.count("\nlru ") == text.count("\nbound ") == 1
+    assert "whole bodies hot" in text
+    assert "\nCPU of pool and policy for a question: lru " in text
+
+
+def test_one_trace_has_no_intervals() -> None:
+    text = "\n".join(lines(compare([a_trace("ab", "c", "ab")], ["lru"], 0.6, COSTS, lambda text: None)))
+    assert text.startswith("1 trace: 3 questions, ")
+    assert "[" not in text
+    assert "means" not in text
 
 
 def test_a_trace_survives_being_written(tmp_path: Path) -> None:
@@ -130,7 +140,16 @@ def test_a_trace_survives_being_written(tmp_path: Path) -> None:
         ('{"question": null, "chunks": [{"id": "a"}]}', "line 1: not a trace"),
         ('{"question": "?", "chunks": []}', "line 1: not a trace"),
         ('{"question": null, "chunks": [{"id": "a", "tokens": 5}]}\n{"question": null}', "line 2: not a trace"),
-        ('{"question": null, "chunks": [{"id": "a", "tokens": 0}]}', "a chunk of 0 tokens"),
+        *(
+            (f'{{"question": null, "chunks": [{{"id": "a", "tokens": {tokens}}}]}}', "whole number from 1 to 8,192")
+            for tokens in ("0", "8193", "1000000000000", "Infinity", "1.5", "true", '"7"')
+        ),
+        ("[" * 100_000, "line 1: not a trace"),
+        ('{"question": "AH4=", "chunks": []}', "all of them finite"),
+        (
+            '{"question": "ADw=", "chunks": [{"id": "a", "tokens": 5, "vector": "ADwAPA=="}]}',
+            "vectors of different lengths",
+        ),
     ],
 )
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -196,6 +215,7 @@ def test_a_question_gets_the_chunks_that_it_recalls_and_that_fit(clone: Path) ->
     found = library.recall(0)
     assert library.recall(0) is found
     assert library.recall(1) == []
+    assert found
     assert all(chunk.tokens > 0 and chunk.vector is not None for chunk in found)
     code = (clone / "src" / "session.py").read_text()
     assert found[0].tokens == pytest.approx(by_bytes(code), rel=0.3)
@@ -215,15 +235,61 @@ def test_generated_traces_are_the_same_for_the_same_seed(clone: Path) -> None:
     assert len(first.asks) == 40
 
 
+@pytest.mark.timeout(60)
+def test_where_no_question_recalls_anything_there_is_no_trace(isolated_home: Path) -> None:
+    root = isolated_home / "bare"
+    root.mkdir()
+    (root / "README").write_text("hi\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first words of a commit"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    library = RepositoryLibrary(root, commit_subjects(root, 10), Settings(), by_bytes)
+    with pytest.raises(UsageError, match="none of 1 questions recalls any code"):
+        generate("t", [library], 10, 1)
+
+
+def options_for(**given: object) -> dict[str, object]:
+    usual: dict[str, object] = {"traces": [], "repos": [], "save": None, "retrieval": None, "questions": None}
+    return {**usual, "commits": 10, "asks": 10, "seeds": 1, "first_seed": 1, **given}
+
+
+def test_a_clone_needs_no_question_sets(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An installed wheel has none.
+    monkeypatch.setattr(questions, "default_folder", lambda: tmp_path / "none")
+    (trace,), _ = sources.traces(options_for(repos=[str(clone)]), tmp_path, lambda text: None)
+    assert len(trace.asks) == 10
+    for named in ({}, {"repos": [str(clone)], "questions": str(tmp_path)}):
+        with pytest.raises(UsageError, match="no question sets in") as caught:
+            sources.traces(options_for(**named), tmp_path, lambda text: None)
+        assert caught.value.hint.startswith("give --questions a folder")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [("save", "can't write to the folder"), ("retrieval", "has no folder annotations")]
+)
+def test_folders_are_tried_before_anything_is_indexed(clone: Path, tmp_path: Path, option: str, message: str) -> None:
+    said: list[str] = []
+    with pytest.raises(UsageError, match=message) as caught:
+        sources.traces(options_for(repos=[str(clone)], **{option: "/proc/nothing"}), tmp_path, said.append)
+    assert f"--{option}" in caught.value.hint
+    assert said == []
+
+
 def test_the_command_compares_and_keeps_its_traces(kvd: Kvd, clone: Path, tmp_path: Path, isolated_home: Path) -> None:
     options = ["--repo", str(clone), "--work", str(tmp_path / "work"), "--save", str(tmp_path / "traces")]
-    result = kvd.json("bench", "paging", *options, "--asks", "30", "--seeds", "2", "--share", "0.5", timeout=120)
+    result = kvd.json(
+        "bench", "paging", *options, "--asks", "30", "--seeds", "2", "--share", "0.5", "--rounds", "2", timeout=120
+    )
     assert "error" not in result, result
     assert [row["name"] for row in result["rows"]] == [*POLICIES, "belady"]
-    assert all(0 <= entry["of_belady"] <= 1.01 for row in result["rows"] for entry in row["figures"])
+    shares = [entry["of_belady"] for row in result["rows"] for entry in row["figures"]]
+    assert len(shares) == 2 * len(result["rows"])
+    assert all(0 < share <= 1.01 for share in shares)
     assert sorted(file.name for file in (tmp_path / "traces").iterdir()) == ["seed-1.jsonl", "seed-2.jsonl"]
-    trace = str(tmp_path / "traces" / "seed-2.jsonl")
-    replayed = kvd.json("bench", "paging", "--trace", trace, "--share", "0.5", "--policy", "lru", timeout=120)
+    recorded = options_for(traces=[str(tmp_path / "traces" / "seed-2.jsonl")])
+    traces, counted = sources.traces(recorded, tmp_path, lambda text: None)
+    assert counted == "as recorded"
+    replayed = compare(traces, ["lru"], 0.5, Costs(), lambda text: None)
+    assert [row["name"] for row in replayed["rows"]] == ["lru", "belady"]
     for row in replayed["rows"]:
         before = next(item for item in result["rows"] if item["name"] == row["name"])["figures"][1]
         assert row["figures"][0]["hit_rate"] == before["hit_rate"]
@@ -231,7 +297,6 @@ def test_the_command_compares_and_keeps_its_traces(kvd: Kvd, clone: Path, tmp_pa
     assert not (isolated_home / "cache" / "kvd" / "index").exists()
 
 
-def test_a_repository_that_is_not_there_is_one_line(kvd: Kvd, tmp_path: Path) -> None:
-    done = kvd.run("bench", "paging", "--repo", str(tmp_path / "nowhere"))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-2].endswith("nowhere is no folder")
+def test_a_repository_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is no folder"):
+        sources.traces(options_for(repos=[str(tmp_path / "nowhere")]), tmp_path, lambda text: None)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvd.bench.questions import checked_out, default_folder, read_sets, selected
+from kvd.bench.checkouts import checked_out, revision_of
+from kvd.bench.questions import default_folder, read_sets, selected
 from kvd.errors import RepositoryError, UsageError
 
 SET = """
@@ -75,6 +76,9 @@ def test_a_repository_is_cloned_at_its_revision(folder: Path, tmp_path: Path, re
     (found,) = selected(read_sets(folder), tmp_path / "checkouts", quick=False)
     assert (found.root / "src" / "session.py").exists()
     assert not (found.root / "later.py").exists()
+    assert revision_of(found.root) == revision
+    # Of a folder inside another repository nothing is known.
+    assert revision_of(found.root / "src") == ""
 
 
 def test_what_can_not_be_cloned_is_said_and_leaves_no_checkout(folder: Path, tmp_path: Path) -> None:
@@ -82,9 +86,21 @@ def test_what_can_not_be_cloned_is_said_and_leaves_no_checkout(folder: Path, tmp
     (found,) = read_sets(folder)
     for _ in range(2):
         with pytest.raises(RepositoryError, match="can't get file://") as error:
-            checked_out(found, tmp_path / "checkouts")
+            checked_out(found.name, found.url, found.revision, tmp_path / "checkouts")
         assert error.value.hint == f"put a checkout of it at {tmp_path}/checkouts/gone"
     assert not (tmp_path / "checkouts" / "gone").exists()
+
+
+def test_an_address_is_no_option_of_git(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="can't get --upload-pack"):
+        checked_out("x", f"--upload-pack=touch {tmp_path}/done; git-upload-pack", ".", tmp_path / "checkouts")
+    assert not (tmp_path / "done").exists()
+
+
+def test_checkouts_need_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RepositoryError, match="can't make the folder"):
+        checked_out("x", "", "", tmp_path / "file")
 
 
 def test_a_checkout_of_something_else_is_noticed(folder: Path, checkouts: Path) -> None:
