@@ -13,9 +13,12 @@ import pytest
 
 from kvd import paths
 from kvd.errors import NoModelError, RepositoryError, UsageError
+from kvd.kv.store import BlockStore
 from kvd.service.asker import NOTHING_RELEVANT, TOKEN_KINDS, Question
 from kvd.service.service import Service
 from kvd.types import IndexSummary, Progress
+
+from .test_store_writer import block
 
 CHILD = (sys.executable, str(Path(__file__).parents[1] / "fakes" / "engine_child.py"))
 
@@ -196,9 +199,25 @@ def test_the_store_is_flushed_at_the_end(repository: Path, fake_model: Path) -> 
         store = (await service.status())["store"]
         assert store["blocks"] == 1
         assert store["cap_bytes"] == 8_000_000_000
-        assert (await service.gc())["freed_bytes"] >= 0
+        assert (await service.gc())["store"]["blocks"] == 1
 
     run(look)
+
+
+def test_gc_gives_back_the_room_of_what_a_lower_cap_removes(isolated_home: Path) -> None:
+    store = BlockStore(paths.store_file())
+    store.put([block(f"{number:03}", 30_000) for number in range(60)])
+    store.close()
+    paths.config_file().parent.mkdir(parents=True)
+    paths.config_file().write_text("store_bytes = 1000000\n")
+
+    async def body(service: Service, values: Values) -> None:
+        done = await service.gc()
+        assert done["freed_bytes"] > 500_000
+        assert done["store"]["file_bytes"] <= 1_000_000
+        assert 0 < done["store"]["blocks"] == 60 - sum(done["removed"].values()) < 60
+
+    run(body)
 
 
 def test_one_update_at_a_time_told_to_all(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
