@@ -226,10 +226,10 @@ class EngineClient:
         try:
             loaded = await asyncio.wait_for(asking.answer, LOAD_SECONDS)
         except TimeoutError:
-            child.kill()
+            child.kill("the model did not load in time")
             raise UnavailableError("the model did not load in time", hint="kvd logs") from None
-        except KvdError:
-            child.kill()
+        except KvdError as error:
+            child.kill(f"the model was not loaded: {error.message}")
             raise
         if loaded.get("gate"):
             await asyncio.to_thread(self._verdicts.put, load.model_sha256, loaded["gate"])
