@@ -96,9 +96,6 @@ class EngineChild:
         self._write({"id": asking.id, "method": method, "params": params})
         return asking
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
-        self._write({"method": method, "params": params})
-
     def cancel(self, asking: Asking) -> None:
         """Tell the child to stop what it was asked, if it has not answered."""
         if not asking.answer.done():
