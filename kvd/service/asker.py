@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from kvd.config import Settings
 from kvd.models.active import ActiveModel, active_model
 from kvd.recall.embed import default_embedder, embedded_text
 from kvd.service.citations import cited_chunks
-from kvd.service.drafts import dropped_draft
+from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient, LoadParams
 from kvd.service.repositories import Repositories
+from kvd.service.threads import run_cancellable
 from kvd.types import Hit, Progress
 from kvd.worker.protocol import encode_vector
 
@@ -73,11 +75,14 @@ class Asker:
     def __init__(self, repositories: Repositories, engine: EngineClient) -> None:
         self._repositories = repositories
         self._engine = engine
-        self._drafts: dict[int, Question] = {}
-        """The newest draft of each client, while it is being looked at."""
 
     async def ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
+        # From the start, because recall too would be slower beside that of a draft.
+        with self._engine.drafts.making_way():
+            return await self._ask(root, question, settings, emit)
+
+    async def _ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         settings = _applied(question, settings)
         await self._repositories.update(root, settings, lambda p: emit(stage_value(p)))
         hits = await self._repositories.search(root, question.text, settings.top_k)
@@ -98,30 +103,25 @@ class Asker:
         answer = await self._engine.ask(_load_params(settings, model), params, on_event)
         return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
 
-    async def prefetch(self, client: int, root: Path, draft: Question, settings: Settings) -> dict[str, Any]:
+    async def prefetch(self, client: int, root: Path, question: Question, settings: Settings) -> dict[str, Any]:
         """The result of `prefetch`: recalls from the index as it is, loads no model, and gives way to questions."""
-        self._drafts[client] = draft
-        try:
-            settings = _applied(draft, settings)
-            hits = await self._repositories.search(root, draft.text, settings.top_k)
-            done = await self._bring(client, draft, settings, hits)
-        finally:
-            if self._drafts.get(client) is draft:
-                del self._drafts[client]
+        settings = _applied(question, settings)
+        async with self._engine.drafts.turn(client) as draft:
+            hits = [] if draft.dropped else await self._repositories.search(root, question.text, settings.top_k)
+            done = await self._bring(draft, question, settings, hits)
         return {"repo": str(root), "chunks": len(hits), **done}
 
-    async def _bring(self, client: int, draft: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
+    async def _bring(self, draft: Draft, question: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
+        if draft.dropped:
+            return dropped_draft(draft.dropped)
         if not self._engine.started:
             return dropped_draft("no-engine")
-        if self._engine.busy:
-            # Nothing more is to be computed beside an answer.
-            return dropped_draft("busy")
         load = _load_params(settings, await asyncio.to_thread(active_model))
-        params = await asyncio.to_thread(_ask_params, draft, settings, hits)
-        if self._drafts.get(client) is not draft:
-            # Recall took longer than that of the next one.
-            return dropped_draft("replaced")
-        return await self._engine.prefetch(client, load, params)
+
+        def prepare(cancelled: Callable[[], bool]) -> dict[str, Any]:
+            return _ask_params(question, settings, hits, lambda: cancelled() or bool(draft.dropped))
+
+        return await self._engine.prefetch(draft, load, await run_cancellable(prepare))
 
 
 class _Clock:
@@ -182,15 +182,17 @@ def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
     )
 
 
-def _ask_params(question: Question, settings: Settings, hits: list[Hit]) -> dict[str, Any]:
-    """The vectors are for the hot pool's policy."""
+def _ask_params(
+    question: Question, settings: Settings, hits: list[Hit], interrupted: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """The vectors are for the hot pool's policy. Once `interrupted()`, the rest of the chunks is left out."""
     fields = ("path", "start_line", "end_line", "scope", "language", "text")
     embedder = default_embedder()
-    texts = [embedded_text(hit.chunk.path, hit.chunk.scope, hit.chunk.text) for hit in hits]
-    chunks = [
-        {**{name: getattr(hit.chunk, name) for name in fields}, "vector": encode_vector(vector)}
-        for hit, vector in zip(hits, embedder.embed_documents(texts), strict=True)
-    ]
+    chunks = []
+    for hit in takewhile(lambda _: not interrupted(), hits):
+        text = embedded_text(hit.chunk.path, hit.chunk.scope, hit.chunk.text)
+        vector = encode_vector(embedder.embed_documents([text])[0])
+        chunks.append({**{name: getattr(hit.chunk, name) for name in fields}, "vector": vector})
     return {
         "question": question.text,
         "vector": encode_vector(embedder.embed_query(question.text)),

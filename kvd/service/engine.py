@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvd.errors import BusyError, KvdError, UnavailableError
-from kvd.service.drafts import Drafts, dropped_draft
+from kvd.service.drafts import Draft, Drafts, dropped_draft
 from kvd.service.engine_child import EngineChild, Event
 from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
@@ -107,15 +107,19 @@ class EngineClient:
         self._params: LoadParams | None = None
         self._loaded: dict[str, Any] = {}
         self._stats: dict[str, Any] = {}
-        self._drafts = Drafts()
+        self.drafts = Drafts()
         self._last_used = time.monotonic()
 
     async def ask(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
         """Answer one question with the model of `load`; events of loading and answering go to `on_event`.
 
         Waits for its turn: `BusyError` when too many wait already. `UnavailableError` when the child dies.
-        When this coroutine is cancelled, so is the child's work.
+        When this coroutine is cancelled, so is the child's work. Drafts make way as long as it runs.
         """
+        with self.drafts.making_way():
+            return await self._ask_in_turn(load, params, on_event)
+
+    async def _ask_in_turn(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} questions are waiting", hint="try again when some are answered")
         self._waiting += 1
@@ -133,7 +137,6 @@ class EngineClient:
 
     async def _ask_now(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
         started = time.monotonic()
-        self._drafts.make_way()
         ready = self._ready(load)
         child = await self._ensure_loaded(load, on_event)
         load_ms = 0.0 if ready else (time.monotonic() - started) * 1000
@@ -149,23 +152,19 @@ class EngineClient:
             self._ask_for_stats(child)
         return EngineAnswer(result, model, load_ms)
 
-    async def prefetch(self, client: int, load: LoadParams, params: dict[str, Any]) -> dict[str, Any]:
-        """Bring the code of a question that `client` is typing into the child's memory, and keep it there for a while.
+    async def prefetch(self, draft: Draft, load: LoadParams, params: dict[str, Any]) -> dict[str, Any]:
+        """Bring what a draft that has its turn recalls into the child's memory, and keep it there for a while.
 
-        Never loads a model, never waits for questions nor makes one wait: `dropped` is why it was not done, or not to
-        its end ("no-engine", "no-reuse", "busy", "replaced" by the client's next one), or ""; `hot`, `loaded` and
-        `missing` count blocks. What is kept takes the place of what was kept for this client before.
+        Never loads a model: `dropped` is why it was not done, or not to its end ("no-engine", "no-reuse", or the
+        draft's), or ""; `hot`, `loaded` and `missing` count blocks. What is kept takes the place of what was kept
+        for this client before.
         """
         child = self._child
+        if draft.dropped:
+            return dropped_draft(draft.dropped)
         if child is None or not self._ready(load):
             return dropped_draft("no-engine")
-        if self.busy:
-            return dropped_draft("busy")
-        return await self._drafts.bring(child, client, params)
-
-    def release(self, client: int) -> None:
-        """Nothing needs to be kept for `client` any more."""
-        self._drafts.release(self._child, client)
+        return await self.drafts.bring(draft, child, params)
 
     def _ready(self, load: LoadParams) -> bool:
         task = self._loading
@@ -226,10 +225,10 @@ class EngineClient:
         try:
             loaded = await asyncio.wait_for(asking.answer, LOAD_SECONDS)
         except TimeoutError:
-            child.kill()
+            child.kill("the model did not load in time")
             raise UnavailableError("the model did not load in time", hint="kvd logs") from None
-        except KvdError:
-            child.kill()
+        except KvdError as error:
+            child.kill(f"the model was not loaded: {error.message}")
             raise
         if loaded.get("gate"):
             await asyncio.to_thread(self._verdicts.put, load.model_sha256, loaded["gate"])
@@ -244,7 +243,6 @@ class EngineClient:
         child, loading = self._child, self._loading
         self._child, self._loading, self._params = None, None, None
         self._loaded, self._stats = {}, {}
-        self._drafts.forget()
         if child is not None:
             await child.stop()
         if loading is not None:
@@ -263,11 +261,6 @@ class EngineClient:
     def started(self) -> bool:
         """Whether there is a child, loaded or about to be."""
         return self._child is not None and self._child.alive
-
-    @property
-    def busy(self) -> bool:
-        """Whether a question is being answered or waits."""
-        return self._turn.locked() or self._waiting > 0
 
     @property
     def waiting(self) -> int:

@@ -49,7 +49,8 @@ class EngineChild:
         self._ids = itertools.count(1)
         self._askings: dict[int, Asking] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._fault = ""
+        self._killed = ""
+        """Why kvd itself ended the process, or ""."""
         self._dead = False
 
     @property
@@ -81,8 +82,7 @@ class EngineChild:
         self._process = process
         _log.info("engine %d started", process.pid)
         if self._dead:
-            # Stopped while it was being made.
-            self.kill()
+            self.kill("it was not needed any more when it had started")
         self._tasks = [asyncio.create_task(self._read(process)), asyncio.create_task(_log_stderr(process))]
 
     def send(self, method: str, params: dict[str, Any], on_event: Event) -> Asking:
@@ -96,15 +96,17 @@ class EngineChild:
         self._write({"id": asking.id, "method": method, "params": params})
         return asking
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
-        self._write({"method": method, "params": params})
+    def cancel(self, asking: Asking) -> None:
+        """Tell the child to stop what it was asked, if it has not answered."""
+        if not asking.answer.done():
+            self._write({"method": "cancel", "params": {"id": asking.id}})
 
     async def give_up(self, asking: Asking) -> None:
-        """Tell the child to stop what it was asked; one that does not listen is stopped itself."""
-        self.notify("cancel", {"id": asking.id})
+        """Tell the child to stop the question that it answers; one that does not listen is stopped itself."""
+        self.cancel(asking)
         done, _ = await asyncio.wait({asking.answer}, timeout=_CANCEL_SECONDS)
         if not done:
-            self.kill()
+            self.kill("it did not stop when it was told to")
             await asyncio.wait({asking.answer})
 
     def _write(self, message: dict[str, Any]) -> None:
@@ -121,8 +123,7 @@ class EngineChild:
             while (frame := await async_read_frame(process.stdout)) is not None:
                 self._route(*frame)
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
-            self._fault = f"it sent something unreadable ({type(error).__name__})"
-            self.kill()
+            self.kill(f"it sent something unreadable ({type(error).__name__})")
         await self._buried(process)
 
     async def _buried(self, process: asyncio.subprocess.Process) -> None:
@@ -130,15 +131,14 @@ class EngineChild:
         try:
             await asyncio.wait_for(process.wait(), _STOP_SECONDS)
         except TimeoutError:
-            self.kill()
+            self.kill("it closed its output but did not end")
             await process.wait()
         self._dead = True
-        _log.log(
-            logging.INFO if process.returncode == 0 else logging.ERROR,
-            "engine %d ended: %s",
-            process.pid,
-            self._fault or describe_end(process.returncode),
-        )
+        if self._killed:
+            _log.warning("engine %d was ended by kvd: %s", process.pid, self._killed)
+        else:
+            level = logging.INFO if process.returncode == 0 else logging.ERROR
+            _log.log(level, "engine %d ended: %s", process.pid, describe_end(process.returncode))
         for asking in self._askings.values():
             if not asking.answer.done():
                 asking.answer.set_exception(self._obituary())
@@ -146,7 +146,8 @@ class EngineChild:
 
     def _obituary(self) -> UnavailableError:
         code = self._process.returncode if self._process else None
-        return UnavailableError(f"the engine stopped ({self._fault or describe_end(code)})", hint=_hint(code))
+        hint = _hint(None if self._killed else code)
+        return UnavailableError(f"the engine stopped ({self._killed or describe_end(code)})", hint=hint)
 
     def _route(self, message: dict[str, Any], blob: bytes) -> None:
         if "counters" in message:
@@ -175,8 +176,10 @@ class EngineChild:
         elif event == "integrity":
             _log.error("engine: its KV in memory is broken, so it ends: %s", data.get("reason"))
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
+        """End the process, if it has not ended; `why` goes to the log, and to whoever waits for it."""
         if self._process is not None and self._process.returncode is None:
+            self._killed = self._killed or why
             with suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -192,7 +195,7 @@ class EngineChild:
             if process.stdin is not None:
                 process.stdin.close()
             await asyncio.wait({self._tasks[0]}, timeout=_STOP_SECONDS)
-            self.kill()
+            self.kill("it did not end when it was told to")
             with suppress(KvdError):
                 await asking.answer
         await asyncio.wait(self._tasks)

@@ -54,8 +54,8 @@ class Repositories:
                 self._work.pop(root, None)
 
     async def search(self, root: Path, query: str, top_k: int) -> list[Hit]:
-        """The best chunks, best first; empty when nothing is relevant."""
-        return await asyncio.to_thread(search, root, query, top_k)
+        """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""
+        return await run_cancellable(lambda cancelled: search(root, query, top_k))
 
     @property
     def busy(self) -> list[str]:

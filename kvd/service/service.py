@@ -99,7 +99,7 @@ class Service:
 
     def left(self, client: int) -> None:
         """A client is gone: nothing is kept for it."""
-        self._engine.release(client)
+        self._engine.drafts.release(client)
 
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap."""

@@ -135,7 +135,11 @@ class Child:
         if answerer is None:
             raise UsageError("no model is loaded")
         try:
-            return answerer.answer(question_from(params, answerer.prompts), self._listener(number))
+            question = question_from(params, answerer.prompts, lambda: number in self._cancelled)
+            listener = self._listener(number)
+            # A question that was cancelled may lack chunks.
+            listener.step()
+            return answerer.answer(question, listener)
         finally:
             self._cancelled.discard(number)
             if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
@@ -145,9 +149,13 @@ class Child:
         answerer = self._answerer
         if answerer is None:
             raise UsageError("no model is loaded")
-        draft = question_from(params, answerer.prompts)
+
+        def interrupted() -> bool:
+            return number in self._cancelled
+
         try:
-            return answerer.prefetch(draft, int(params["client"]), lambda: number in self._cancelled)
+            draft = question_from(params, answerer.prompts, interrupted)
+            return answerer.prefetch(draft, int(params["client"]), interrupted)
         finally:
             self._cancelled.discard(number)
             for block in answerer.reuse.pager.take_damaged() if answerer.reuse else ():

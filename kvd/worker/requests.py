@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import takewhile
+
 from kvd.worker.answerer import Question
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.protocol import Message, decode_vector
 
 
-def question_from(params: Message, prompts: PromptBuilder) -> Question:
+def question_from(params: Message, prompts: PromptBuilder, interrupted: Callable[[], bool]) -> Question:
     """The question of an `ask`, or the draft of one of a `prefetch`, its chunks tokenized.
 
-    Raises `KeyError`, `TypeError` or `ValueError` for anything else.
+    Once `interrupted()`, the rest of the chunks is left out. Raises `KeyError`, `TypeError` or `ValueError` for
+    anything else.
     """
     pieces = [
         Piece(
@@ -22,7 +26,7 @@ def question_from(params: Message, prompts: PromptBuilder) -> Question:
             prompts.body(str(chunk["text"])),
             decode_vector(chunk["vector"]),
         )
-        for index, chunk in enumerate(params["chunks"])
+        for index, chunk in enumerate(takewhile(lambda _: not interrupted(), params["chunks"]))
     ]
     return Question(
         str(params["question"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,26 @@ def draft(text: str, repository: Path, **more: Any) -> dict[str, Any]:
 
 def leased(client: Client) -> int:
     return int(client.call("status", {})["engine"]["pool"]["leased"])
+
+
+def drafts_begun(client: Client) -> int:
+    """How many the engine has had in hand."""
+    return int(client.call("status", {})["engine"]["pool"]["drafts"])
+
+
+@contextmanager
+def typing(count: int, text: str, repository: Path, other: Client) -> Iterator[list[Client]]:
+    """So many clients whose drafts are on their way; a search that came after them has been answered."""
+    clients = [Client.connect() for _ in range(count)]
+    try:
+        for number, client in enumerate(clients):
+            client._send(messages.request(1000, "prefetch", draft(f"{text} {number}", repository)))
+        poll(lambda: other.call("status", {})["daemon"]["active"] >= count - 1)
+        other.call("search", {"query": "session", "repo": str(repository)})
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
 
 
 def test_what_makes_no_sense_gets_the_usual_error(repository: Path) -> None:
@@ -104,3 +126,43 @@ def test_a_draft_in_flight_can_be_cancelled_replaced_and_left(repository: Path) 
         found = by_label(metrics(other), "kvd_requests_total", "method", "outcome")
         assert found["prefetch", "cancelled"] == 2
         assert other.call("ask", draft("say", repository))["answer"]
+
+
+def test_drafts_of_many_clients_are_no_line_that_a_question_stands_in(repository: Path) -> None:
+    with Client.connect() as other:
+        other.call("ask", draft("say", repository))
+        with typing(40, "slow", repository, other) as clients:
+            assert other.call("ask", draft("say", repository))["answer"]
+            answers = [client._receive(1000, None) for client in clients]
+            assert {answer["dropped"] for answer in answers} == {"busy"}
+            # The rest did not even reach the engine.
+            assert drafts_begun(other) <= 1
+
+
+def test_clients_that_leave_with_drafts_in_line_cost_a_question_nothing(repository: Path) -> None:
+    with Client.connect() as other:
+        other.call("ask", draft("say", repository))
+        pid = other.call("status", {})["engine"]["pid"]
+        # Together they would take the engine half a minute, longer than it gets to listen to a cancel.
+        with typing(100, "costly", repository, other) as clients:
+            other._send(messages.request(2000, "ask", draft("say", repository)))
+            for client in clients:
+                client.close()
+            assert other._receive(2000, None)["answer"]
+        poll(lambda: other.call("status", {})["daemon"]["active"] == 0)
+        assert other.call("status", {})["engine"]["pid"] == pid
+        # One as the question came, and those before it.
+        assert drafts_begun(other) < 50
+        poll(lambda: leased(other) == 0)
+
+
+def test_the_next_draft_ends_the_lease_even_where_it_is_dropped(repository: Path) -> None:
+    with Client.connect() as client, Client.connect() as other, Client.connect() as third:
+        other.call("ask", draft("say", repository))
+        client.call("prefetch", draft("say", repository))
+        assert leased(other) == 1
+        third._send(messages.request(1000, "ask", draft("slow", repository)))
+        poll(lambda: other.call("status", {})["engine"]["state"] == "busy")
+        assert client.call("prefetch", draft("say", repository))["dropped"] == "busy"
+        third._send(messages.request(None, messages.CANCEL, {"id": 1000}))
+        poll(lambda: leased(other) == 0)

@@ -11,6 +11,7 @@
 A draft of a question is brought in at once, a chunk to a block, and leased to its client; one that begins with
 
     slow          is brought in when it is cancelled           die NAME   raises that signal
+    costly        takes 0.3 s, cancelled or not                deaf       takes for ever, cancelled or not
 
 Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
 `slow-to-load` does that when it is loaded. One named `aborts-above N` dies of more than N of its 29 layers on the GPU,
@@ -37,6 +38,7 @@ TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "gen
 inbox: queue.Queue[Message | None] = queue.Queue()
 cancelled: set[int] = set()
 leases: set[int] = set()
+drafts: list[str] = []
 counters = {"hot_hit": 0, "hot_miss": 0, "prefetched": 0, "integrity_failures": 0}
 
 
@@ -152,17 +154,20 @@ def ask(number: int, params: Message) -> None:
 
 def prefetch(number: int, params: Message) -> None:
     (leases.add if params["chunks"] else leases.discard)(params["client"])
+    drafts.append(params["question"])
     verb, _, rest = params["question"].partition(" ")
     if verb == "die":
         os.kill(os.getpid(), getattr(signal, rest.split()[0]))
-    while verb == "slow" and number not in cancelled:
+    if verb == "costly":
+        time.sleep(0.3)
+    while verb == "deaf" or (verb == "slow" and number not in cancelled):
         time.sleep(0.01)
     counters["prefetched"] += len(params["chunks"])
     send({"id": number, "result": {"dropped": "", "hot": 0, "loaded": len(params["chunks"]), "missing": 0}})
 
 
 def stats() -> Message:
-    return {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1, "leased": len(leases)}}
+    return {"pool": {"bytes": 1000, "used_bytes": 10, "blocks": 1, "leased": len(leases), "drafts": len(drafts)}}
 
 
 def main() -> None:

@@ -137,6 +137,7 @@ def test_a_child_that_dies_is_told_and_replaced(name: str) -> None:
             await fixture.ask(f"die {name}")
         assert caught.value.message == f"the engine stopped (signal {name})"
         assert ("GGML_NATIVE=OFF" in caught.value.hint) == (name == "SIGILL")
+        assert ("out of memory" in caught.value.hint) == (name == "SIGKILL")
         assert (await fixture.engine.state())["state"] == "stopped"
         assert (await fixture.ask("say alive"))["answer"] == "alive"
 
@@ -179,6 +180,24 @@ def test_a_model_that_does_not_load_leaves_no_child() -> None:
                 await asyncio.sleep(0.01)
 
     run(body)
+
+
+def test_a_refused_load_is_logged_as_what_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(fixture: Fixture) -> None:
+        with pytest.raises(ModelError, match="not a model"):
+            await fixture.ask("say a", replace(LOAD, model_name="fail-to-load"))
+        await until(lambda: bool(ends(caplog)))
+        ((level, message),) = ends(caplog)
+        assert level == "WARNING"
+        assert message.endswith(" was ended by kvd: the model was not loaded: not a model")
+
+    run(body)
+
+
+def ends(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What was logged of the ends of children."""
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    return [(level, message) for level, message in logged if "ended" in message]
 
 
 def told(events: Events) -> list[str]:
@@ -313,10 +332,18 @@ def test_a_child_deaf_to_cancel_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         task = fixture.start("deaf")
         await fixture.first_token()
         pid = await fixture.pid()
+        child = fixture.engine._child
+        assert child is not None
+        beside = child.send("stats", {}, fixture.note)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: not alive(pid))
+        # It was no want of memory.
+        with pytest.raises(UnavailableError) as caught:
+            await beside.answer
+        assert caught.value.message == "the engine stopped (it did not stop when it was told to)"
+        assert caught.value.hint == "ask again, or look at: kvd logs"
         assert (await fixture.ask("say b"))["answer"] == "b"
 
     run(body)

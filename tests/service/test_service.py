@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 
 from kvd import paths
 from kvd.errors import NoModelError, RepositoryError, UsageError
+from kvd.kv.store import BlockStore
+from kvd.recall.rank import search
 from kvd.service.asker import NOTHING_RELEVANT, TOKEN_KINDS, Question
 from kvd.service.service import Service
-from kvd.types import IndexSummary, Progress
+from kvd.types import Hit, IndexSummary, Progress
+
+from .test_store_writer import block
 
 CHILD = (sys.executable, str(Path(__file__).parents[1] / "fakes" / "engine_child.py"))
 
@@ -196,9 +201,68 @@ def test_the_store_is_flushed_at_the_end(repository: Path, fake_model: Path) -> 
         store = (await service.status())["store"]
         assert store["blocks"] == 1
         assert store["cap_bytes"] == 8_000_000_000
-        assert (await service.gc())["freed_bytes"] >= 0
+        assert (await service.gc())["store"]["blocks"] == 1
 
     run(look)
+
+
+def test_gc_gives_back_the_room_of_what_a_lower_cap_removes(isolated_home: Path) -> None:
+    store = BlockStore(paths.store_file())
+    store.put([block(f"{number:03}", 30_000) for number in range(60)])
+    store.close()
+    paths.config_file().parent.mkdir(parents=True)
+    paths.config_file().write_text("store_bytes = 1000000\n")
+
+    async def body(service: Service, values: Values) -> None:
+        done = await service.gc()
+        assert done["freed_bytes"] > 500_000
+        assert done["store"]["file_bytes"] <= 1_000_000
+        assert 0 < done["store"]["blocks"] == 60 - sum(done["removed"].values()) < 60
+
+    run(body)
+
+
+def test_drafts_are_recalled_one_at_a_time_and_not_beside_a_question(
+    repository: Path, fake_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, drafts = 0, 0
+    release = threading.Event()
+
+    def slow_search(root: Path, query: str, top_k: int) -> list[Hit]:
+        nonlocal running, drafts
+        if query.startswith("draft"):
+            running, drafts = running + 1, drafts + 1
+            assert running == 1
+            assert release.wait(10.0)
+            running -= 1
+        return search(root, query, top_k)
+
+    monkeypatch.setattr("kvd.service.repositories.search", slow_search)
+
+    async def body(service: Service, values: Values) -> None:
+        def announce(client: int) -> asyncio.Task[dict[str, Any]]:
+            return asyncio.create_task(service.prefetch(client, str(repository), question("draft session")))
+
+        await service.ask(str(repository), question("say session"), values.append)
+        announced = [announce(client) for client in range(40)]
+        async with asyncio.timeout(10.0):
+            while not running:
+                await asyncio.sleep(0.01)
+            # With a recall for a draft at work all the time.
+            assert (await service.ask(str(repository), question("say session"), values.append))["answer"]
+            # Those that wait are answered without their turn.
+            others, _ = await asyncio.wait(announced, return_when=asyncio.FIRST_COMPLETED)
+            while len(others) < 39:
+                others, _ = await asyncio.wait(announced, timeout=0.01)
+            assert drafts == running == 1
+            release.set()
+            results = await asyncio.gather(*announced)
+        assert [result["dropped"] for result in results] == ["busy"] * 40
+        assert sorted({result["chunks"] > 0 for result in results}) == [False, True]
+        assert (await announce(1))["dropped"] == ""
+        assert drafts == 2
+
+    run(body)
 
 
 def test_one_update_at_a_time_told_to_all(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

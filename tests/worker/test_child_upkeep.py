@@ -94,3 +94,28 @@ def test_what_the_cells_hold_is_not_looked_up_in_the_pool(tmp_path: Path, verdic
         cells = wire.call(4, "stats")["result"]["cells"]
     assert cells["runs"] == len(SOURCES)
     assert cells["used_bytes"] == (cells["prefix"] + cells["resident"]) * 2 * 30 * 192 * 2
+
+
+COUNTED_BODIES = """
+from kvd.worker.prompt import PromptBuilder
+body = PromptBuilder.body
+def counted_body(self, text):
+    with open(BODIES, "a") as file:
+        print("tokenized", file=file)
+    return body(self, text)
+PromptBuilder.body = counted_body
+"""
+
+
+def test_what_is_cancelled_before_its_turn_costs_nothing(tmp_path: Path, verdict: Verdict) -> None:
+    file = tmp_path / "bodies"
+    with closing(Wire(tmp_path / "kv.db", verdict.to_json(), f"BODIES = {str(file)!r}\n{COUNTED_BODIES}")) as wire:
+        wire.load(model_path())
+        file.write_text("")
+        for number in (2, 3):
+            wire.send({"method": "cancel", "params": {"id": number}})
+        assert wire.ask(2, "prefetch", client=1)["result"]["missing"] == 0
+        assert wire.ask(3)["error"]["code"] == "cancelled"
+        assert file.read_text() == ""
+        assert wire.ask(4, "prefetch", client=1)["result"]["missing"] > 0
+        assert file.read_text() == "tokenized\n" * len(SOURCES)
