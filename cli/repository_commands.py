@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvd.errors import RepositoryError
-from kvd.rpc.messages import check_text
+from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
 
 from . import answers
 from .progress import Stages
@@ -20,7 +20,22 @@ Repo = Annotated[
     str | None,
     typer.Option("--repo", metavar="PATH", help="The repository; otherwise the one you are in."),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Recall at most N chunks.")]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="N", min=TOP_K[0], max=TOP_K[1], help="Recall at most N chunks."),
+]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget", metavar="TOKENS", min=BUDGET[0], max=BUDGET[1], help="Recall at most so many tokens of code."
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", metavar="N", min=MAX_TOKENS[0], max=MAX_TOKENS[1], help="End the answer after N tokens."
+    ),
+]
 
 
 def index(
@@ -60,12 +75,8 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="In your own words, in quotes.")],
     repo: Repo = None,
     top_k: TopK = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", metavar="TOKENS", help="Recall at most so many tokens of code.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="End the answer after N tokens.")
-    ] = None,
+    budget: Budget = None,
+    max_tokens: MaxTokens = None,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -43,6 +43,8 @@ def test_help_names_every_command(kvd: Kvd) -> None:
         (["ask", "x" * 20_001], "the question has 20,001 characters"),
         (["search", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
         (["search", "x", "--nonsense"], "No such option"),
+        (["ask", "x", "--budget", "0"], "Invalid value for '--budget': 0 is not in the range 64<="),
+        (["ask", "x", "--max-tokens", "0"], "Invalid value for '--max-tokens': 0 is not in the range 1<="),
     ],
 )
 def test_wrong_usage(kvd: Kvd, arguments: list[str], message: str) -> None:
@@ -59,7 +61,8 @@ def test_usage_errors_as_json(kvd: Kvd) -> None:
     done = kvd.run("search", "--json", "x", "--top-k", "0")
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
-    assert error == {"code": "usage", "message": "top_k must be between 1 and 200", "hint": "kvd --help"}
+    message = "Invalid value for '--top-k': 0 is not in the range 1<=x<=200"
+    assert error == {"code": "usage", "message": message, "hint": "kvd search --help"}
 
 
 def test_exit_codes_of_repositories(kvd: Kvd, isolated_home: Path) -> None:
@@ -277,7 +280,9 @@ def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) ->
     assert lines["pool"] == "pool     10 bytes of 1 kB (1%), 1 block, hit rate 90%"
     assert re.match(r"store    \d+ kB of 8\.0 GB, 1 block, 1 dropped as damaged$", lines["store"])
     assert re.match(rf"index    {repository}: 3 files, \d+ chunks, \d+ kB$", lines["index"])
+    assert kvd.run("search", "x", "--repo", "/dev/null").returncode == 5
     assert "ask ok in" in kvd.ok("logs")
+    assert "search failed (repository) in" in kvd.ok("logs")
     assert len(kvd.ok("logs", "-n", "2").splitlines()) == 2
     assert kvd.ok("gc").startswith("freed ")
 
