@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kvd.errors import RepositoryError
+from kvd.errors import CancelledError, RepositoryError
 from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
 
 from . import answers
+from .interrupts import interrupts_raised
 from .progress import Stages
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -124,11 +125,14 @@ def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = N
             stages.show(value)
 
     try:
-        with Client.connect() as client:
+        # There is something to tidy up: the bar, the line that is begun, the request.
+        with interrupts_raised(), Client.connect() as client:
             return client.call(method, params, on_progress)
-    except BaseException:
+    except BaseException as error:
         if stream is not None:
             stream.break_off()
+        if isinstance(error, KeyboardInterrupt):
+            raise CancelledError("interrupted") from None
         raise
     finally:
         stages.close()

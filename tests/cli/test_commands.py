@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvd import paths
+from kvd.errors import CancelledError
 from kvd.rpc.client import Client
 from tests.conftest import FakeDaemon, Kvd, poll, use_model
 
@@ -188,6 +189,62 @@ def engine_is(state: str) -> bool:
     assert client is not None
     with client:
         return bool(client.call("status", {}, timeout=10.0)["engine"]["state"] == state)
+
+
+SWALLOWED = """
+import signal, sys
+sys.argv = ["kvd", *sys.argv[1:]]
+
+class Finder:
+    asked = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} and not self.asked:
+            Finder.asked = True
+            Interrupted()
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        print("went on")
+
+sys.meta_path.insert(0, Finder())
+from kvd_cli.main import main
+sys.exit(main())
+"""
+
+
+def run_program(program: str, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_ctrl_c_that_an_import_swallows_ends_the_command_all_the_same(isolated_home: Path) -> None:
+    code, out, said = run_program(SWALLOWED.format(module="typer"), "status", "--json")
+    assert (code, json.loads(out), said) == (130, {"error": CancelledError("interrupted").to_json()}, "")
+    ended = run_program(SWALLOWED.format(module="kvd.rpc.client"), "ask", "x")
+    assert ended == (130, "", "kvd: interrupted\n")
+
+
+def test_ctrl_c_that_is_swallowed_while_there_is_something_to_tidy_up(isolated_home: Path) -> None:
+    program = """
+import signal
+from kvd_cli.interrupts import interrupts_raised
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+with interrupts_raised():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("tidied up", flush=True)
+    Interrupted()
+    print("went on")
+"""
+    assert run_program(program) == (130, "tidied up\n", "kvd: interrupted\n")
 
 
 def test_ctrl_c_cancels(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
