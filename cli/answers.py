@@ -74,8 +74,8 @@ def stats_line(result: dict[str, Any]) -> str:
     detail = f" ({', '.join(parts)})" if parts else ""
     loaded = f", not counting {times['model_load'] / 1000:.1f} s to load the model" if times["model_load"] else ""
     first = f"first word after {times['ttft'] / 1000:.1f} s"
-    cut = f" · cut off at {tokens['generated']:,} tokens" if result["finish"] == "length" else ""
-    return f"{tokens['recalled']:,} tokens of code recalled{detail} · {first}{loaded}{cut}"
+    cut = f" · cut off at {counted(tokens['generated'], 'token')}" if result["finish"] == "length" else ""
+    return f"{counted(tokens['recalled'], 'token')} of code recalled{detail} · {first}{loaded}{cut}"
 
 
 def index_line(summary: dict[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import kvd
 
@@ -39,8 +40,14 @@ def build_app(arguments: list[str]) -> typer.Typer:
         daemon_commands.logs,
         daemon_commands.gc,
     ):
-        app.command()(command)
+        app.command(cls=_Command)(command)
     return app
+
+
+class _Command(TyperCommand):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Typer puts required arguments in braces, which nobody has to type."""
+        return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
 
 
 def _root(

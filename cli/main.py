@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+from contextlib import nullcontext
 from typing import TextIO
 
 import kvd
 from kvd.errors import CancelledError, KvdError, UsageError
+
+from . import interrupts
 
 # What goes wrong with the stream itself; its errors carry no file name.
 _STREAM_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -16,6 +20,7 @@ _STREAM_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 def main() -> int:
     """Run the command line of this process; the exit status."""
+    interrupts.end_at_once()
     arguments = sys.argv[1:]
     _complete_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -30,6 +35,8 @@ def main() -> int:
             status = fault.exit_code
             _report(fault, as_json="--json" in arguments)
         sys.stdout.flush()
+        # All is said.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BrokenPipeError:
         # The reader has seen enough.
         _give_up(sys.stdout)
@@ -70,8 +77,12 @@ def _run(arguments: list[str]) -> int:
 
     # What typer itself raises for wrong arguments; this ancestor of a public class is not public.
     usage_fault: type[Exception] = typer.BadParameter.__mro__[2]
+    app = build_app(arguments)
+    # `bench` waits for a program of its own, which gets Ctrl-C too and has more to tidy up.
+    waits = interrupts.interrupts_raised() if arguments[:1] == ["bench"] else nullcontext()
     try:
-        result = build_app(arguments)(args=arguments, prog_name="kvd", standalone_mode=False)
+        with waits:
+            result = app(args=arguments, prog_name="kvd", standalone_mode=False)
     except typer.Abort:
         raise CancelledError("interrupted") from None
     except usage_fault as error:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kvd.errors import RepositoryError
-from kvd.rpc.messages import check_text
+from kvd.errors import CancelledError, RepositoryError
+from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
 
 from . import answers
+from .interrupts import interrupts_raised
 from .progress import Stages
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -20,7 +21,22 @@ Repo = Annotated[
     str | None,
     typer.Option("--repo", metavar="PATH", help="The repository; otherwise the one you are in."),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Recall at most N chunks.")]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="N", min=TOP_K[0], max=TOP_K[1], help="Recall at most N chunks."),
+]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget", metavar="TOKENS", min=BUDGET[0], max=BUDGET[1], help="Recall at most so many tokens of code."
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", metavar="N", min=MAX_TOKENS[0], max=MAX_TOKENS[1], help="End the answer after N tokens."
+    ),
+]
 
 
 def index(
@@ -60,12 +76,8 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="In your own words, in quotes.")],
     repo: Repo = None,
     top_k: TopK = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", metavar="TOKENS", help="Recall at most so many tokens of code.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="End the answer after N tokens.")
-    ] = None,
+    budget: Budget = None,
+    max_tokens: MaxTokens = None,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -113,11 +125,14 @@ def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = N
             stages.show(value)
 
     try:
-        with Client.connect() as client:
+        # There is something to tidy up: the bar, the line that is begun, the request.
+        with interrupts_raised(), Client.connect() as client:
             return client.call(method, params, on_progress)
-    except BaseException:
+    except BaseException as error:
         if stream is not None:
             stream.break_off()
+        if isinstance(error, KeyboardInterrupt):
+            raise CancelledError("interrupted") from None
         raise
     finally:
         stages.close()

@@ -19,6 +19,8 @@ from kvd.models.catalogue import CATALOGUE, CatalogueEntry, Source, entry_named,
 from kvd.models.machine import Machine, choose, probe
 from kvd.types import Progress, ProgressCallback
 
+from .interrupts import interrupts_raised
+
 _NEXT = 'kvd ask "where does this program start?"'
 _PLAIN_STEPS = 10
 """Lines that a download prints where there is no terminal."""
@@ -41,7 +43,7 @@ def setup(
         _print_list(machine, as_json)
         return
     try:
-        with _progress_shown() as progress:
+        with interrupts_raised(), _progress_shown() as progress:
             done = _set_up(model, source, machine, progress, quiet=as_json)
     except KeyboardInterrupt:
         raise CancelledError("interrupted", hint="kvd setup (it goes on where it stopped)") from None
@@ -79,7 +81,7 @@ def _set_up(model: str | None, source: Source, machine: Machine, progress: Progr
 
 
 def _is_path(model: str) -> bool:
-    return find(model) is None and (os.sep in model or model.lower().endswith(".gguf") or Path(model).exists())
+    return find(model) is None and (os.sep in model or model.lower().endswith(".gguf") or os.path.exists(model))
 
 
 def _title(entry: CatalogueEntry) -> str:

@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvd.errors import KvdError
+from kvd.regular import check_regular
+
 from .text import clean_line
 
 _POLL_SECONDS = 0.25
@@ -14,8 +17,9 @@ _BLOCK = 64 << 10
 
 
 def last_lines(file: Path, count: int) -> list[str]:
-    """The last `count` lines, read from the end; none where there is no file."""
+    """The last `count` lines, read from the end; none where there is no file. Raises `KvdError` for what is none."""
     try:
+        check_regular(file, device=True)
         with file.open("rb") as stream:
             position = stream.seek(0, os.SEEK_END)
             data = b""
@@ -26,6 +30,8 @@ def last_lines(file: Path, count: int) -> list[str]:
                 data = stream.read(step) + data
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise KvdError(f"can't read {file}: {error.strerror}", hint=f"check {file}") from error
     lines = data.decode("utf-8", "replace").splitlines()
     return [clean_line(line) for line in lines[len(lines) - min(count, len(lines)) :]]
 

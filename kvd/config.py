@@ -9,6 +9,7 @@ from typing import Any
 
 from kvd import paths
 from kvd.errors import UsageError
+from kvd.regular import read_small
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +52,48 @@ _MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layer
 _MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64, "resident_prompts": 8}
 _LARGEST = 1 << 40
 _CHOICES = {"eviction": ("lru", "semantic", "combined")}
+_SHOWN = 60
+"""Characters of a wrong key or value in the error about it."""
 
 
 def _checked(name: str, value: Any, kind: type, file: Path) -> Any:
     if type(value) is not kind:
-        raise UsageError(f"{name} must be {kind.__name__}, not {value!r}", hint=f"edit {file}")
+        raise UsageError(f"{name} must be {kind.__name__}, not {_shown(value)}", hint=f"edit {file}")
     if isinstance(value, int) and kind is int and not _MINIMUM.get(name, 0) <= value <= _MAXIMUM.get(name, _LARGEST):
         bounds = f"between {_MINIMUM.get(name, 0)} and {_MAXIMUM.get(name, _LARGEST)}"
-        raise UsageError(f"{name} must be {bounds}, not {value}", hint=f"edit {file}")
+        raise UsageError(f"{name} must be {bounds}, not {_shown(value)}", hint=f"edit {file}")
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise UsageError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r}", hint=f"edit {file}")
+        raise UsageError(f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}", hint=f"edit {file}")
     return value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python writes no number of so many digits; TOML may have them in hexadecimal.
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def load_settings(file: Path | None = None) -> Settings:
     """Read the user's settings; a missing file means the defaults.
 
-    Raises `UsageError` for a file that is not TOML, an unknown key or a value of the wrong type.
+    Raises `UsageError` for a file that can't be read or is not TOML, an unknown key or a wrong value.
     """
     file = file or paths.config_file()
     try:
-        raw = tomllib.loads(file.read_text("utf-8"))
+        raw = tomllib.loads(read_small(file).decode("utf-8"))
     except FileNotFoundError:
         return Settings()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise UsageError(f"can't read {file}: {error.strerror}", hint=f"make {file} readable, or remove it") from error
+    except ValueError as error:
         raise UsageError(f"can't read {file}: {error}", hint=f"edit {file}") from error
+    except RecursionError:
+        raise UsageError(f"can't read {file}: it is nested too deeply", hint=f"edit {file}") from None
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     unknown = sorted(set(raw) - set(kinds))
     if unknown:
-        raise UsageError(f"unknown setting {unknown[0]!r} in {file}", hint=f"known: {', '.join(kinds)}")
+        raise UsageError(f"unknown setting {_shown(unknown[0])} in {file}", hint=f"known: {', '.join(kinds)}")
     return Settings(**{name: _checked(name, value, kinds[name], file) for name, value in raw.items()})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvd import paths
+from kvd.errors import UnavailableError
 
 _BACKLOG = 128
 
@@ -24,15 +26,23 @@ class Place:
 
     @classmethod
     def take(cls) -> Place | None:
-        """None when another daemon has it. A socket left by a dead daemon is replaced."""
+        """None when another daemon has it. A socket left by a dead daemon is replaced.
+
+        Raises `UnavailableError` where lock or socket can't be made.
+        """
         path = paths.socket_file()
-        lock = os.open(path.with_name("daemon.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with _made(path.with_name("daemon.lock")) as file:
+            lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _made(path):
+                return cls(lock, _listen(path), path)
         except BlockingIOError:
             os.close(lock)
             return None
-        return cls(lock, _listen(path), path)
+        except BaseException:
+            os.close(lock)
+            raise
 
     def is_ours(self) -> bool:
         """False when somebody removed or replaced the socket: then no client can come any more."""
@@ -47,6 +57,14 @@ class Place:
             with suppress(OSError):
                 self.path.unlink()
         os.close(self._lock)
+
+
+@contextmanager
+def _made(path: Path) -> Iterator[Path]:
+    try:
+        yield path
+    except OSError as error:
+        raise UnavailableError(f"can't make {path}: {error.strerror or error}", hint=f"remove {path}") from error
 
 
 def _listen(path: Path) -> socket.socket:

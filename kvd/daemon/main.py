@@ -24,7 +24,8 @@ def run(engine_command: Sequence[str] | None = None) -> int:
             return 0
         logs.set_up()
     except KvdError as error:
-        print(f"kvd: {error.message}", file=sys.stderr)
+        # The command that started this process passes on these two lines.
+        print(f"kvd: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         print(f"kvd: the daemon can't start: {error}", file=sys.stderr)

@@ -20,7 +20,7 @@ import kvd
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
-from kvd.errors import BusyError, KvdError, UnavailableError, UsageError
+from kvd.errors import BusyError, CancelledError, KvdError, UnavailableError, UsageError
 from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RpcError
 from kvd.rpc.params import (
@@ -162,7 +162,7 @@ class Daemon:
         return True
 
     async def _dispatch(self, client: int, request: Request, emit: Emit) -> Message:
-        started, outcome = time.monotonic(), "failed"
+        started, outcome = time.monotonic(), KvdError.code
         try:
             result = await self._answer(request, Caller(client, emit))
             outcome = "ok"
@@ -171,13 +171,13 @@ class Daemon:
             outcome = error.code
             raise
         except asyncio.CancelledError:
-            outcome = "cancelled"
+            outcome = CancelledError.code
             raise
         finally:
             seconds = time.monotonic() - started
             self._count(request, outcome, seconds)
             if request.method in self._methods:
-                _log.info("%s %s in %.0f ms", request.method, outcome, seconds * 1000)
+                _log.info("%s %s in %.0f ms", request.method, _outcome_words(outcome), seconds * 1000)
 
     async def _answer(self, request: Request, caller: Caller) -> Message:
         if request.method not in self._methods:
@@ -255,6 +255,10 @@ class Daemon:
             self._hurry.set()
         self._stop.set()
         return {"active": self._active(), "pid": os.getpid()}
+
+
+def _outcome_words(outcome: str) -> str:
+    return outcome if outcome in ("ok", CancelledError.code, KvdError.code) else f"failed ({outcome})"
 
 
 def _is_own(sock: socket.socket) -> bool:

@@ -22,6 +22,7 @@ from kvd.kv.eviction import IN_USE, Evicted, add_timing, drop_with_rest, mark_mo
 from kvd.kv.schema import SCHEMA_VERSION, prepare
 from kvd.kv.space import BUSY_MS, Space
 from kvd.paths import bytes_on_disk
+from kvd.regular import check_database
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError)
 """What SQLite says of a file that is damaged, or whose tables are not those of `kvd.kv.schema`."""
@@ -78,7 +79,8 @@ class BlockStore:
     def _open_reader(self) -> None:
         if not self.path.exists():
             return
-        with suppress(apsw.Error):
+        with suppress(apsw.Error, OSError):
+            check_database(self.path)
             db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
             db.set_busy_timeout(2_000)
             self._db = db
@@ -98,7 +100,8 @@ class BlockStore:
             except DAMAGE as error:
                 self.start_anew(error)
         except (apsw.Error, OSError) as error:
-            raise StoreError(f"can't open {self.path}: {error}", hint="check the disk, or remove the file") from error
+            file, reason = getattr(error, "filename", None) or self.path, getattr(error, "strerror", None) or error
+            raise StoreError(f"can't open {file}: {reason}", hint="check the disk, or remove the file") from error
 
     def start_anew(self, reason: object) -> None:
         """Remove a damaged file and make a new one: blocks are a cache."""
@@ -135,6 +138,7 @@ class BlockStore:
             return 0
 
     def _connect(self) -> None:
+        check_database(self.path)
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))

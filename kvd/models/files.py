@@ -15,7 +15,8 @@ COPY_BYTES = 1 << 20
 
 def open_private(path: Path, *, append: bool = False) -> BinaryIO:
     """Open for writing, readable by this user only; `append` keeps what is there."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    # Without waiting, should it be a pipe.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | (os.O_APPEND if append else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 

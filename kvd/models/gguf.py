@@ -42,7 +42,7 @@ _BUFFER_BYTES = 1 << 20
 def check_gguf(path: Path) -> None:
     """Raises `UsageError` where there is no such file, `ModelError` where it is no usable GGUF model."""
     other = "kvd setup --list"
-    if not path.exists():
+    if not os.path.exists(path):
         raise UsageError(f"no such file: {path}", hint=other)
     if not path.is_file():
         raise UsageError(f"not a file: {path}", hint=other)

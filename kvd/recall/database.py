@@ -18,6 +18,7 @@ import apsw
 
 from kvd.errors import StoreError
 from kvd.recall.words import WORDS_VERSION
+from kvd.regular import check_database
 
 SCHEMA_VERSION = 1
 
@@ -82,6 +83,7 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
     wanted = f"{fingerprint}/{WORDS_VERSION}"
     reason = ""
     try:
+        check_database(path)
         if path.exists():
             try:
                 db = _open(path)
@@ -94,7 +96,8 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
             remove(path)
         return _create(path, root, wanted), reason
     except (apsw.Error, OSError) as error:
-        raise StoreError(f"can't write the index {path}: {error}", hint="check the disk's space and rights") from error
+        file, fault = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
+        raise StoreError(f"can't write the index {file}: {fault}", hint="check the disk's space and rights") from error
 
 
 def open_for_reading(path: Path, root: Path) -> apsw.Connection:
@@ -103,11 +106,13 @@ def open_for_reading(path: Path, root: Path) -> apsw.Connection:
     if not path.exists():
         raise StoreError(f"there is no index of {root}", hint=hint)
     try:
+        check_database(path)
         db = _open(path, thorough=False)
     except DamagedIndexError as error:
         raise StoreError(f"the index of {root} can't be used: {error}", hint=hint) from error
     except (apsw.Error, OSError) as error:
-        raise StoreError(f"can't read the index of {root}: {error}", hint=hint) from error
+        fault = getattr(error, "strerror", None) or error
+        raise StoreError(f"can't read the index of {root}: {fault}", hint=hint) from error
     db.execute("PRAGMA query_only = 1")
     return db
 

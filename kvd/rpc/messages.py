@@ -21,6 +21,11 @@ INTERNAL_ERROR = -32603
 MAX_TEXT = 20_000
 """Characters of a question or a query."""
 
+TOP_K = (1, 200)
+BUDGET = (64, 10_000_000)
+MAX_TOKENS = (1, 1_000_000)
+"""Least and most of the params of these names."""
+
 Message = dict[str, Any]
 RequestId = int | str
 
@@ -50,7 +55,9 @@ _COMMAND = {"question": "ask", "query": "search"}
 
 def check_folder(path: str) -> str:
     """`path` if it is absolute and could be a path at all, else `UsageError`."""
-    if "\0" in path or not os.path.isabs(path):
+    if "\0" in path:
+        raise UsageError("the path has a NUL character in it, which no path can have")
+    if not os.path.isabs(path):
         raise UsageError("the path must be absolute")
     return path
 

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from kvd.errors import UsageError
+from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K
 
 
 def _text(value: Any) -> Any:
@@ -71,7 +72,7 @@ class IndexParams:
 class SearchParams:
     query: str = _param((str,), clean=_text)
     repo: str = _param((str,))
-    top_k: int | None = _number(1, 200)
+    top_k: int | None = _number(*TOP_K)
     progress_token: int | str | None = _token()
 
 
@@ -79,9 +80,9 @@ class SearchParams:
 class AskParams:
     question: str = _param((str,), clean=_text)
     repo: str = _param((str,))
-    top_k: int | None = _number(1, 200)
-    budget: int | None = _number(64, 10_000_000)
-    max_tokens: int | None = _number(1, 1_000_000)
+    top_k: int | None = _number(*TOP_K)
+    budget: int | None = _number(*BUDGET)
+    max_tokens: int | None = _number(*MAX_TOKENS)
     reuse: bool | None = _param((bool,), None)
     progress_token: int | str | None = _token()
 
@@ -90,8 +91,8 @@ class AskParams:
 class PrefetchParams:
     question: str = _param((str,), clean=_text)
     repo: str = _param((str,))
-    top_k: int | None = _number(1, 200)
-    budget: int | None = _number(64, 10_000_000)
+    top_k: int | None = _number(*TOP_K)
+    budget: int | None = _number(*BUDGET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 from kvd.models.files import write_atomically
+from kvd.regular import read_json
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ _MOST = 100
 """Models kept, those checked last."""
 _FIELDS = {"key": str, "reuse": str, "reason": str, "recompute": int}
 _FIGURES = {"kl": float, "top1": float, "first_kl": float, "tokens": int}
+_LARGEST = 1 << 31
+"""Above all that a figure can be."""
 
 Verdict = dict[str, Any]
 
@@ -50,7 +52,7 @@ class Verdicts:
 
     def _read(self) -> dict[str, Verdict]:
         try:
-            data = json.loads(self._path.read_bytes())
+            data = read_json(self._path)
             if data["format"] != _FORMAT:
                 return {}
             return {str(sha256): verdict for sha256, verdict in data["models"].items() if _is_verdict(verdict)}
@@ -65,7 +67,8 @@ def _is_verdict(data: Any) -> bool:
     if figures is None:
         return True
     complete = isinstance(figures, dict) and _has(figures, _FIGURES) and len(figures) == len(_FIGURES)
-    return complete and all(map(math.isfinite, figures.values()))
+    # Also false for what is no number at all.
+    return complete and all(-_LARGEST < figure < _LARGEST for figure in figures.values())
 
 
 def _has(data: Verdict, fields: dict[str, type]) -> bool:

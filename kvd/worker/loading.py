@@ -12,11 +12,11 @@ import torch
 from kvd.engine.header import read_size
 from kvd.engine.llama import LlamaEngine
 from kvd.engine.memory import gpu_memory
-from kvd.errors import ModelError
+from kvd.errors import ModelError, UsageError
 from kvd.kv.codec import DEFAULT
 from kvd.kv.pager import Pager
 from kvd.kv.policies import Policy, policy_named
-from kvd.kv.pool import HotPool, pool_bytes_for
+from kvd.kv.pool import HotPool, free_memory, pool_bytes_for
 from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 from kvd.worker.answerer import Answerer
@@ -174,7 +174,7 @@ class Loader:
                 # Mostly torch's OutOfMemoryError. It goes on for many lines.
                 failure = f"the hot pool does not fit the GPU: {str(error).splitlines()[0]}"
             self._announce(replace(placement, pool="host", why=failure), failure)
-        return HotPool(shape, capacity, policy=policy)
+        return _host_pool(shape, capacity, policy)
 
 
 def _go_on() -> None:
@@ -194,3 +194,15 @@ def _gpu_pool(shape: KVShape, capacity: int, policy: Policy) -> HotPool:
     if free - capacity < RESERVE // 2:
         raise RuntimeError(f"{gigabytes(free)} of its memory are free, the pool would take {gigabytes(capacity)}")
     return HotPool(shape, capacity, torch.device("cuda"), policy)
+
+
+def _host_pool(shape: KVShape, capacity: int, policy: Policy) -> HotPool:
+    """Raises `UsageError` where the system refuses so much memory."""
+    try:
+        return HotPool(shape, capacity, policy=policy)
+    except RuntimeError as error:
+        # torch only says where in its own source it failed.
+        raise UsageError(
+            f"pool_bytes = {capacity} can't be had: the system refuses so much memory",
+            hint=f"set pool_bytes to at most {free_memory()} in config.toml, or a smaller n_ctx",
+        ) from error

@@ -59,6 +59,10 @@ def result(**changes: Any) -> dict[str, Any]:
             result(tokens={"generated": 512}, finish="length"),
             "0 tokens of code recalled · first word after 1.9 s · cut off at 512 tokens",
         ),
+        (
+            result(tokens={"recalled": 1, "reused_cold": 1, "generated": 1}, finish="length"),
+            "1 token of code recalled (1 from disk) · first word after 1.9 s · cut off at 1 token",
+        ),
     ],
 )
 def test_statistics(value: dict[str, Any], line: str) -> None:

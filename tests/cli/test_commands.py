@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvd import paths
+from kvd.errors import CancelledError
 from kvd.rpc.client import Client
 from tests.conftest import FakeDaemon, Kvd, poll, use_model
 
@@ -43,6 +44,8 @@ def test_help_names_every_command(kvd: Kvd) -> None:
         (["ask", "x" * 20_001], "the question has 20,001 characters"),
         (["search", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
         (["search", "x", "--nonsense"], "No such option"),
+        (["ask", "x", "--budget", "0"], "Invalid value for '--budget': 0 is not in the range 64<="),
+        (["ask", "x", "--max-tokens", "0"], "Invalid value for '--max-tokens': 0 is not in the range 1<="),
     ],
 )
 def test_wrong_usage(kvd: Kvd, arguments: list[str], message: str) -> None:
@@ -59,7 +62,8 @@ def test_usage_errors_as_json(kvd: Kvd) -> None:
     done = kvd.run("search", "--json", "x", "--top-k", "0")
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
-    assert error == {"code": "usage", "message": "top_k must be between 1 and 200", "hint": "kvd --help"}
+    message = "Invalid value for '--top-k': 0 is not in the range 1<=x<=200"
+    assert error == {"code": "usage", "message": message, "hint": "kvd search --help"}
 
 
 def test_exit_codes_of_repositories(kvd: Kvd, isolated_home: Path) -> None:
@@ -187,6 +191,62 @@ def engine_is(state: str) -> bool:
         return bool(client.call("status", {}, timeout=10.0)["engine"]["state"] == state)
 
 
+SWALLOWED = """
+import signal, sys
+sys.argv = ["kvd", *sys.argv[1:]]
+
+class Finder:
+    asked = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} and not self.asked:
+            Finder.asked = True
+            Interrupted()
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        print("went on")
+
+sys.meta_path.insert(0, Finder())
+from kvd_cli.main import main
+sys.exit(main())
+"""
+
+
+def run_program(program: str, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_ctrl_c_that_an_import_swallows_ends_the_command_all_the_same(isolated_home: Path) -> None:
+    code, out, said = run_program(SWALLOWED.format(module="typer"), "status", "--json")
+    assert (code, json.loads(out), said) == (130, {"error": CancelledError("interrupted").to_json()}, "")
+    ended = run_program(SWALLOWED.format(module="kvd.rpc.client"), "ask", "x")
+    assert ended == (130, "", "kvd: interrupted\n")
+
+
+def test_ctrl_c_that_is_swallowed_while_there_is_something_to_tidy_up(isolated_home: Path) -> None:
+    program = """
+import signal
+from kvd_cli.interrupts import interrupts_raised
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+with interrupts_raised():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("tidied up", flush=True)
+    Interrupted()
+    print("went on")
+"""
+    assert run_program(program) == (130, "tidied up\n", "kvd: interrupted\n")
+
+
 def test_ctrl_c_cancels(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     process = start_slow_ask(kvd, repository)
     process.send_signal(signal.SIGINT)
@@ -277,7 +337,9 @@ def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) ->
     assert lines["pool"] == "pool     10 bytes of 1 kB (1%), 1 block, hit rate 90%"
     assert re.match(r"store    \d+ kB of 8\.0 GB, 1 block, 1 dropped as damaged$", lines["store"])
     assert re.match(rf"index    {repository}: 3 files, \d+ chunks, \d+ kB$", lines["index"])
+    assert kvd.run("search", "x", "--repo", "/dev/null").returncode == 5
     assert "ask ok in" in kvd.ok("logs")
+    assert "search failed (repository) in" in kvd.ok("logs")
     assert len(kvd.ok("logs", "-n", "2").splitlines()) == 2
     assert kvd.ok("gc").startswith("freed ")
 

@@ -21,8 +21,9 @@ from kvd.daemon.exclusive import Place
 from kvd.errors import UnavailableError
 from kvd.rpc import client as client_module
 from kvd.rpc.client import Client
-from kvd.rpc.launch import daemon_environment, try_connect
+from kvd.rpc.launch import connect_or_start, daemon_environment, try_connect
 from tests.conftest import FakeDaemon, Kvd, poll
+from tests.test_regular import put
 
 
 @pytest.fixture
@@ -260,6 +261,33 @@ def test_folders_that_cannot_be_made(kvd: Kvd, monkeypatch: pytest.MonkeyPatch) 
     assert done.returncode == 3
     assert done.stderr.startswith("kvd: can't make the folder /dev/null/state/kvd")
     assert json.loads(kvd.run("gc", "--json").stdout)["error"]["code"] == "unavailable"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_log_that_is_no_file_is_said(isolated_home: Path, kind: str) -> None:
+    put(paths.log_file(), kind)
+    with pytest.raises(UnavailableError, match=f"can't write .*: it is a (named )?{kind}, not a file") as caught:
+        connect_or_start()
+    assert str(paths.log_file()) in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["daemon.sock", "daemon.lock"])
+def test_a_folder_in_the_place_of_socket_or_lock_is_named(isolated_home: Path, name: str) -> None:
+    file = paths.runtime_dir() / name
+    file.mkdir()
+    with pytest.raises(UnavailableError, match=f"can't make {file}: ") as caught:
+        Place.take()
+    assert caught.value.hint == f"remove {file}"
+
+
+def test_a_daemon_that_does_not_start_says_why(isolated_home: Path) -> None:
+    paths.log_file().write_text("kvd: what another one said\n")
+    lock = paths.runtime_dir() / "daemon.lock"
+    lock.symlink_to("/nowhere/at/all")
+    with pytest.raises(UnavailableError) as caught:
+        connect_or_start()
+    assert caught.value.message == f"the daemon did not start: can't make {lock}: No such file or directory"
+    assert caught.value.hint == f"remove {lock}"
 
 
 def test_a_runtime_folder_open_to_others_is_refused(kvd: Kvd) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from kvd.errors import StoreError
 from kvd.kv.store import DAMAGE, BlockStore, StoredBlock
+from tests.test_regular import NOT_FILES, put
 
 WHOSE = b"f" * 32
 
@@ -234,9 +235,21 @@ def test_a_log_that_is_gone_is_noticed(path: Path, gone: str) -> None:
     assert not writer.is_current
 
 
-def test_a_reader_sees_nothing_in_what_is_no_file(path: Path) -> None:
-    path.mkdir()
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_what_is_no_file_is_named_and_a_reader_sees_nothing_in_it(path: Path, kind: str) -> None:
+    put(path, kind)
     assert BlockStore(path, readonly=True).get(keys(b"a"), WHOSE) == {}
+    with pytest.raises(StoreError, match=f"can't open {path}: it is a (named )?{kind}, not a file"):
+        BlockStore(path)
+
+
+def test_what_is_no_file_beside_it_is_named(path: Path) -> None:
+    BlockStore(path).put([block(b"a")])
+    journal = Path(f"{path}-journal")
+    put(journal, "pipe")
+    assert BlockStore(path, readonly=True).get(keys(b"a"), WHOSE) == {}
+    with pytest.raises(StoreError, match=f"can't open {journal}: it is a named pipe, not a file"):
+        BlockStore(path)
 
 
 def held_reader(path: Path) -> apsw.Connection:

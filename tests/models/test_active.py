@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvd import paths
-from kvd.errors import KvdError, ModelError, NoModelError, UsageError
+from kvd.errors import KvdError, ModelError, NoModelError, StoreError, UsageError
 from kvd.models import active
 from kvd.models.active import ActiveModel, active_model, use_catalogue, use_entry, use_file
 from kvd.models.catalogue import SMOLLM2_135M, CatalogueEntry
 from kvd.types import Progress
+from tests.conftest import poll
+from tests.test_regular import put
 
 if TYPE_CHECKING:
     from tests.models.conftest import Hub
@@ -48,6 +50,17 @@ def no_smollm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def record() -> Path:
     return paths.models_dir() / "active.json"
+
+
+def hashes() -> dict[str, dict[str, object]]:
+    data: dict[str, dict[str, dict[str, object]]] = json.loads(record().read_bytes())
+    return data["hashes"]
+
+
+def edit_hash(model: Path, **changes: object) -> None:
+    data = json.loads(record().read_bytes())
+    data["hashes"][str(model)].update(changes)
+    record().write_text(json.dumps(data))
 
 
 @pytest.mark.usefixtures("no_smollm")
@@ -85,17 +98,95 @@ def test_any_file_can_be_used_and_stays_where_it_is(
 
 
 def test_the_hash_is_kept_until_the_file_changes(model: Path, content: bytes) -> None:
-    first = use_file(model)
-    status = model.stat()
-    changed = content[:-1] + bytes([content[-1] ^ 1])
-    model.write_bytes(changed)
-    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert active_model() == first, "same size and time: the file must not be read again"
-    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert active_model().sha256 == hashlib.sha256(changed).hexdigest()
+    use_file(model)
+    assert hashes()[str(model)]["sha256"] == hashlib.sha256(content).hexdigest()
+    edit_hash(model, sha256="0" * 64)
+    assert active_model().sha256 == "0" * 64, "an unchanged file must not be read again"
     model.write_bytes(content + b"more")
     assert active_model().sha256 == hashlib.sha256(content + b"more").hexdigest()
-    assert json.loads(record().read_bytes())["hashes"][str(model)]["size"] == len(content) + 4
+    assert hashes()[str(model)]["size"] == len(content) + 4
+
+
+def test_a_file_that_keeps_size_and_time_is_read_again(model: Path, content: bytes) -> None:
+    use_file(model)
+    before = model.stat()
+    changed = content[:-1] + bytes([content[-1] ^ 1])
+
+    def written_later() -> bool:
+        model.write_bytes(changed)
+        os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return model.stat().st_ctime_ns != before.st_ctime_ns
+
+    poll(written_later)
+    assert active_model().sha256 == hashlib.sha256(changed).hexdigest()
+
+
+def test_a_file_that_is_replaced_is_read_again(model: Path, content: bytes) -> None:
+    use_file(model)
+    edit_hash(model, inode=model.stat().st_ino + 1, sha256="0" * 64)
+    assert active_model().sha256 == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("sha256", [None, 1, "", "None", "F" * 64, "0" * 64 + "\n"])
+def test_a_hash_that_is_none_is_made_again(model: Path, content: bytes, sha256: object) -> None:
+    use_file(model)
+    edit_hash(model, sha256=sha256)
+    assert active_model().sha256 == hashlib.sha256(content).hexdigest()
+    assert hashes()[str(model)]["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_a_record_of_an_older_kvd_costs_one_hash(model: Path) -> None:
+    chosen = use_file(model)
+    data = json.loads(record().read_bytes())
+    for name in ("ctime_ns", "inode"):
+        del data["hashes"][str(model)][name]
+    record().write_text(json.dumps(data))
+    assert active_model() == chosen
+    assert hashes()[str(model)]["inode"] == model.stat().st_ino
+
+
+@pytest.mark.usefixtures("no_smollm")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_record_that_is_no_file_is_damaged_and_setup_mends_it(model: Path, kind: str) -> None:
+    put(record(), kind)
+    with pytest.raises(ModelError, match="is damaged"):
+        active_model()
+    use_file(model)
+    assert active_model().path == model
+
+
+def test_a_record_that_is_a_folder_is_said_with_the_way_out(model: Path) -> None:
+    put(record(), "folder")
+    with pytest.raises(StoreError, match=r"can't write .*active\.json") as caught:
+        use_file(model)
+    assert caught.value.hint == f"remove the folder {record()}"
+
+
+def test_a_lock_that_nobody_reads_is_an_error(model: Path) -> None:
+    put(record().with_name(".active.lock"), "pipe")
+    with pytest.raises(StoreError, match="can't write"):
+        use_file(model)
+
+
+def test_a_newer_record_is_said_and_kept(model: Path) -> None:
+    text = '{"format": 9, "active": {"id": 4}}'
+    record().write_text(text)
+    for attempt in (active_model, lambda: use_file(model)):
+        with pytest.raises(ModelError, match=r"was written by a newer kvd \(format 9\)") as caught:
+            attempt()
+        assert "upgrade kvd" in caught.value.hint
+    assert record().read_text() == text
+
+
+def test_a_path_that_can_t_be_one_is_no_model() -> None:
+    for name, kind in (("a\0b", NoModelError), ("x" * 5_000, ModelError)):
+        record().write_text(json.dumps({"format": 1, "active": {"name": "m", "path": f"/{name}"}, "hashes": {}}))
+        with pytest.raises(kind):
+            active_model()
+    with pytest.raises(UsageError, match="no such file"):
+        use_file(Path("x" * 5_000))
+    with pytest.raises(UsageError, match="no such file"):
+        use_file(Path("~nobody-of-this-name/model.gguf"))
 
 
 def test_a_model_that_is_gone_is_said(model: Path) -> None:
@@ -112,7 +203,9 @@ def test_a_model_that_is_gone_is_said(model: Path) -> None:
         "{",
         "[]",
         "\xff",
-        '{"format": 2, "active": null, "hashes": {}}',
+        '{"format": 0, "active": null, "hashes": {}}',
+        "[" * 100_000,
+        "9" * 5_000,
         '{"format": 1, "hashes": {}}',
         '{"format": 1, "active": null, "hashes": []}',
         '{"format": 1, "active": {"name": 1}, "hashes": {}}',

@@ -9,6 +9,7 @@ import pytest
 from kvd import paths
 from kvd.errors import StoreError
 from kvd.recall import database
+from tests.test_regular import NOT_FILES, put
 
 
 @pytest.fixture
@@ -101,7 +102,10 @@ def test_killed_while_being_made(file: Path, tmp_path: Path) -> None:
     assert make(file, tmp_path) == "unfinished or older file"
 
 
-def test_folder_that_can_not_be_written(file: Path, tmp_path: Path) -> None:
-    file.mkdir()
-    with pytest.raises(StoreError, match="can't write the index"):
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_what_is_no_file_is_named(file: Path, tmp_path: Path, kind: str) -> None:
+    put(file, kind)
+    with pytest.raises(StoreError, match=f"can't write the index .*: it is a (named )?{kind}, not a file"):
         make(file, tmp_path)
+    with pytest.raises(StoreError, match=f"can't read the index .*: it is a (named )?{kind}, not a file"):
+        database.open_for_reading(file, tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvd.service.verdicts import Verdicts
+from tests.test_regular import put
 
 VERDICT = {
     "key": "k",
@@ -53,10 +54,23 @@ def test_a_model_has_one_verdict(path: Path) -> None:
         json.dumps({"format": 1, "models": {"a": {**VERDICT, "figures": {"kl": 1.0}}}}).encode(),
         json.dumps({"format": 1, "models": {"a": {**VERDICT, "figures": [1]}}}).encode(),
         b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"format": 1, "models": ' + b"9" * 5_000 + b"}",
+        json.dumps({"format": 1, "models": {"a": VERDICT}}).replace("80", "1" + "0" * 400).encode(),
+        b" " * 1_000_001 + json.dumps({"format": 1, "models": {"a": VERDICT}}).encode(),
     ],
 )
 def test_a_file_that_is_no_such_file_says_nothing(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+    verdicts = Verdicts(path)
+    assert verdicts.get("a") is None
+    verdicts.put("a", VERDICT)
+    assert verdicts.get("a") == VERDICT
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_at_all_says_nothing(path: Path, kind: str) -> None:
+    put(path, kind)
     verdicts = Verdicts(path)
     assert verdicts.get("a") is None
     verdicts.put("a", VERDICT)

@@ -206,6 +206,9 @@ def test_errors_are_answers(wire: Wire, tmp_path: Path) -> None:
     assert wire.load(bad)["error"]["code"] == "model"
     assert wire.call(3, "nonsense")["error"]["code"] == "failed"
     assert wire.load(model_path(), pool_bytes=1)["error"]["code"] == "usage"
+    refused = wire.load(model_path(), pool_bytes=1 << 50)["error"]
+    assert (refused["code"], refused["message"].partition(":")[0]) == ("usage", f"pool_bytes = {1 << 50} can't be had")
+    assert "set pool_bytes to at most" in refused["hint"]
     assert wire.load(model_path(), reuse=False)["result"]["reuse_reason"] == "switched off in the settings"
     assert wire.ask(5)["result"]["tokens"]["prefilled"] > 100
 
