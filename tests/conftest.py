@@ -160,7 +160,8 @@ class FakeDaemon:
         from kvd import paths
 
         program = Path(__file__).parent / "fakes" / "daemon.py"
-        with paths.log_file().open("ab") as out:
+        # As `kvd.rpc.launch` makes it.
+        with open(paths.log_file(), "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
             self.process = subprocess.Popen(
                 [sys.executable, str(program), *([version] if version else [])],
                 stdin=subprocess.DEVNULL,

@@ -272,7 +272,7 @@ def test_the_log_tells_no_secrets(client: Client, repository: Path) -> None:
             client.call("ask", {"question": question, "repo": str(repository)})
     log = paths.log_file().read_text()
     assert "ask ok in" in log
-    assert "ask unavailable in" in log
+    assert "ask failed (unavailable) in" in log
     assert "fake engine is up" in log
     for word in ("xyzzy", "plugh", "frotz", "is_expired", "lifetime"):
         assert word not in log
