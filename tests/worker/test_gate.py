@@ -29,13 +29,13 @@ from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
 from kvd.worker.reuse import Reuse
 
-from .conftest import SHA256, a_reuse, with_prefix_alone
+from .conftest import SHA256, QuickGate, a_reuse, with_prefix_alone
 
 
 @pytest.fixture
 def gate(engine: LlamaEngine, prompts: PromptBuilder) -> Gate:
     with_prefix_alone(engine, prompts)
-    return Gate(engine, prompts, lambda: None)
+    return QuickGate(engine, prompts, lambda: None)
 
 
 def test_the_small_model_may_reuse(verdict: Verdict, engine: LlamaEngine, prompts: PromptBuilder) -> None:

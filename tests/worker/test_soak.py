@@ -282,7 +282,7 @@ def assert_all_cells_are_free(engine: Engine, prefix: int) -> None:
 
 
 def test_after_random_operations_all_is_as_it_was(engine: Engine, tmp_path: Path) -> None:
-    soak, _ = soaked(engine, tmp_path, 300, 300)
+    soak, _ = soaked(engine, tmp_path, 200, 200)
     assert soak.pool.evictions
     happened = ("answered", "cancelled", "refused", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled")
     assert all(soak.counts[name] for name in happened), soak.counts
