@@ -103,10 +103,12 @@ class Asker:
         answer = await self._engine.ask(_load_params(settings, model), params, on_event)
         return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
 
-    async def prefetch(self, client: int, root: Path, question: Question, settings: Settings) -> dict[str, Any]:
+    async def prefetch(self, client: int, repo: str, question: Question, settings: Settings) -> dict[str, Any]:
         """The result of `prefetch`: recalls from the index as it is, loads no model, and gives way to questions."""
         settings = _applied(question, settings)
+        # Before anything is waited for: drafts that come one upon the other stay in their order.
         async with self._engine.drafts.turn(client) as draft:
+            root = await self._repositories.find_root(repo)
             hits = [] if draft.dropped else await self._repositories.search(root, question.text, settings.top_k)
             done = await self._bring(draft, question, settings, hits)
         return {"repo": str(root), "chunks": len(hits), **done}

@@ -94,8 +94,7 @@ class Service:
 
     async def prefetch(self, client: int, repo: str, draft: Question) -> dict[str, Any]:
         """Bring the code that `draft` recalls into memory, if the engine has nothing else to do."""
-        root = await self._repositories.find_root(repo)
-        return await self._asker.prefetch(client, root, draft, load_settings())
+        return await self._asker.prefetch(client, repo, draft, load_settings())
 
     def left(self, client: int) -> None:
         """A client is gone: nothing is kept for it."""

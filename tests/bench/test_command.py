@@ -67,7 +67,10 @@ def test_the_run_ends_with_the_command(kvd: Kvd, repository: Path, tmp_path: Pat
     subject = "Sessions expire after their lifetime"
     subprocess.run(["git", "-C", str(repository), "commit", "--allow-empty", "-qm", subject], check=True)
     command = kvd.command("bench", "paging", "--repo", str(repository), "--work", str(tmp_path), "--asks", "10000000")
+    # Under nohup it would be ignored.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGHUP, before)
     assert process.stderr is not None
     try:
         for line in process.stderr:
@@ -82,5 +85,6 @@ def test_the_run_ends_with_the_command(kvd: Kvd, repository: Path, tmp_path: Pat
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        process.stderr.close()
     assert process.returncode == (130 if number == signal.SIGTERM else -number)
     assert rest.splitlines() == ["kvd: interrupted"]
