@@ -14,7 +14,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -139,13 +139,13 @@ def _gain(rank: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A query's NDCG with each variant, and how long the full ranking took."""
+    """A query's NDCG with each variant, and the milliseconds that the full ranking took."""
 
     repository: str
     category: str
     query: str
     ndcg: dict[str, float]
-    milliseconds: float
+    ms: float
 
 
 def measure(repositories: Sequence[Repository], checkouts: Path, command: str, say: Say) -> dict[str, Any]:
@@ -162,31 +162,18 @@ def measure(repositories: Sequence[Repository], checkouts: Path, command: str, s
         searched = root / repository.folder
         update_index(searched, Settings(), lambda progress: None, lambda: False)
         scored += [_scored(repository.name, query, searched) for query in repository.queries]
-    return {
-        "command": command,
-        "repositories": abouts,
-        "queries": [
-            {
-                "repository": item.repository,
-                "category": item.category,
-                "query": item.query,
-                "ndcg": item.ndcg,
-                "ms": round(item.milliseconds, 2),
-            }
-            for item in scored
-        ],
-    }
+    return {"command": command, "repositories": abouts, "queries": [asdict(item) for item in scored]}
 
 
 def _scored(repository: str, query: Query, root: Path) -> Scored:
-    found, milliseconds = {}, 0.0
+    found, ms = {}, 0.0
     for name, weights in VARIANTS.items():
         started = perf_counter()
         hits = search(root, query.text, TOP, weights)
         if name == FULL:
-            milliseconds = (perf_counter() - started) * 1000
+            ms = round((perf_counter() - started) * 1000, 2)
         found[name] = ndcg(query.targets, [hit.chunk for hit in hits])
-    return Scored(repository, query.category, query.text, found, milliseconds)
+    return Scored(repository, query.category, query.text, found, ms)
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
