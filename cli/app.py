@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 import kvd
 
 from . import daemon_commands, repository_commands
+from .doctor import doctor
 
 
 def build_app(arguments: list[str]) -> typer.Typer:
@@ -34,6 +35,7 @@ def build_app(arguments: list[str]) -> typer.Typer:
         repository_commands.search,
         repository_commands.ask,
         daemon_commands.status,
+        doctor,
         daemon_commands.metrics,
         daemon_commands.start,
         daemon_commands.stop,

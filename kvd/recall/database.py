@@ -23,6 +23,7 @@ from kvd.regular import check_database
 SCHEMA_VERSION = 1
 
 _BUSY_MS = 10_000
+_REINSTALL = "pip install --force-reinstall apsw sqlite-vec"
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -153,16 +154,37 @@ def write_meta(db: apsw.Connection, **values: str) -> None:
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
 
 
+def versions() -> dict[str, str]:
+    """`{"sqlite", "vec"}` of the libraries in use, tried on an index in memory. Raises `StoreError` if they fail."""
+    try:
+        db = _connect(":memory:", apsw.SQLITE_OPEN_READWRITE)
+        db.execute(_SCHEMA)
+        create_vectors(db, 1)
+        db.execute("INSERT INTO words (rowid, body, path, symbols) VALUES (1, 'word', '', '')")
+        db.execute("INSERT INTO vectors (rowid, embedding) VALUES (1, vec_int8(?))", (b"\1",))
+        found = rows(
+            db,
+            "SELECT vectors.rowid FROM vectors JOIN words ON words.rowid = vectors.rowid WHERE words MATCH ?"
+            " AND embedding MATCH vec_int8(?) AND k = 1",
+            ("word", b"\1"),
+        )
+        if found != [(1,)]:
+            raise StoreError(f"a search finds {found} and not what was stored", hint=_REINSTALL)
+        return {"sqlite": apsw.sqlite_lib_version(), "vec": str(rows(db, "SELECT vec_version()")[0][0])}
+    except apsw.Error as error:
+        raise StoreError(f"SQLite with sqlite-vec does not work: {error}", hint=_REINSTALL) from error
+
+
 @cache
 def _vector_extension() -> str:
     """Where sqlite-vec's library is; importing the package would import numpy, which takes longer than a search."""
     spec = importlib.util.find_spec("sqlite_vec")
     if spec is None or spec.origin is None:
-        raise StoreError("the package sqlite-vec is missing", hint="pip install --force-reinstall kvd")
+        raise StoreError("the package sqlite-vec is missing", hint=_REINSTALL)
     return str(Path(spec.origin).with_name("vec0"))
 
 
-def _connect(path: Path, flags: int) -> apsw.Connection:
+def _connect(path: Path | str, flags: int) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=flags)
     try:
         db.set_busy_timeout(_BUSY_MS)

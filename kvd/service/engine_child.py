@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kvd.ends import describe_end, end_hint
 from kvd.errors import KvdError, UnavailableError, error_from_json
 from kvd.kv.store import StoredBlock
 from kvd.service.store_writer import StoreWriter
@@ -146,7 +147,7 @@ class EngineChild:
 
     def _obituary(self) -> UnavailableError:
         code = self._process.returncode if self._process else None
-        hint = _hint(None if self._killed else code)
+        hint = end_hint(None if self._killed else code, "ask again, or look at: kvd logs")
         return UnavailableError(f"the engine stopped ({self._killed or describe_end(code)})", hint=hint)
 
     def _route(self, message: dict[str, Any], blob: bytes) -> None:
@@ -225,29 +226,6 @@ def _blocks(entries: list[dict[str, Any]], blob: bytes) -> list[StoredBlock]:
         blocks.append(StoredBlock(key, parent, fingerprint, entry["tokens"], data, entry["seconds"]))
         start += entry["size"]
     return blocks
-
-
-def describe_end(code: int | None) -> str:
-    """How a process ended, for people: `signal SIGILL`, `exit status 1`."""
-    if code is None:
-        return "it is gone"
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _hint(code: int | None) -> str:
-    if code == -signal.SIGILL:
-        return (
-            "this CPU can't run the llama.cpp build; reinstall it: CMAKE_ARGS=-DGGML_NATIVE=OFF "
-            "pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==0.3.36"
-        )
-    if code == -signal.SIGKILL:
-        return "out of memory? choose a smaller model: kvd setup, or look at: kvd logs"
-    return "ask again, or look at: kvd logs"
 
 
 async def _log_stderr(process: asyncio.subprocess.Process) -> None:

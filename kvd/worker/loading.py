@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from kvd.engine.header import read_size
+from kvd.engine.header import ModelSize, read_size
 from kvd.engine.llama import LlamaEngine
 from kvd.engine.memory import gpu_memory
 from kvd.errors import ModelError, UsageError
@@ -34,6 +34,31 @@ Tell = Callable[[str, Message], None]
 """Gets the name and the data of an event."""
 
 
+_NO_GPU = Placement(0, 0, "host", "llama.cpp sees no GPU")
+
+
+def planned(path: Path, n_ctx: int, pool_bytes: int | None, gpu_layers: int) -> Placement:
+    """What of the model at `path` should go on the GPU as it is now, with settings as in `Settings`.
+
+    `pool_bytes` is None without a pool. Raises `ModelError` or `UsageError`.
+    """
+    free = gpu_memory()
+    if not free:
+        return _NO_GPU
+    model = read_size(path)
+    pool = 0 if pool_bytes is None else pool_bytes_for(shape_of(model), n_ctx, pool_bytes)
+    return plan(Gpus(sum(free), len(free), _no_pool(len(free))), model, n_ctx, pool, gpu_layers)
+
+
+def shape_of(model: ModelSize) -> KVShape:
+    """The shape of its cells, as far as the file's header tells."""
+    return KVShape(len(model.blocks), model.kv_bytes_per_token // (4 * len(model.blocks)))
+
+
+def _pool_wish(params: Message) -> int | None:
+    return int(params["pool_bytes"]) if params["reuse"] else None
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model ready for questions; `pool` is None where its KV is not reused. `facts` is the answer to `load`."""
@@ -51,7 +76,7 @@ class Loader:
         self._params, self._tell = params, tell
         self._path = Path(params["model_path"])
         self._pool: HotPool | None = None
-        self._placement = Placement(0, 0, "host", "llama.cpp sees no GPU")
+        self._placement = _NO_GPU
 
     def load(self) -> Loaded:
         """Raises `ModelError` or `UsageError`; then nothing is left of it."""
@@ -67,14 +92,7 @@ class Loader:
         params = self._params
         if params.get("placement"):
             return placement_from_json(params["placement"])
-        free = gpu_memory()
-        if not free:
-            return self._placement
-        model = read_size(self._path)
-        shape = KVShape(len(model.blocks), model.kv_bytes_per_token // (4 * len(model.blocks)))
-        cells = int(params["n_ctx"])
-        pool = pool_bytes_for(shape, cells, int(params["pool_bytes"])) if params["reuse"] else 0
-        return plan(Gpus(sum(free), len(free), _no_pool(len(free))), model, cells, pool, int(params["gpu_layers"]))
+        return planned(self._path, int(params["n_ctx"]), _pool_wish(params), int(params["gpu_layers"]))
 
     def _announce(self, placement: Placement, failure: str = "") -> None:
         """Tell what is tried now, and what to try should it be this process's end."""

@@ -30,7 +30,7 @@ def test_version_is_printed_at_once(kvd: Kvd) -> None:
 def test_help_names_every_command(kvd: Kvd) -> None:
     text = kvd.ok()
     assert kvd.ok("--help") == text
-    for name in ("setup", "index", "search", "ask", "status", "metrics", "start", "stop", "logs", "gc"):
+    for name in ("setup", "index", "search", "ask", "status", "doctor", "metrics", "start", "stop", "logs", "gc"):
         assert re.search(rf"^ +{name} ", text, re.MULTILINE)
 
 

@@ -1,0 +1,1 @@
+"""What `kvd doctor` looks at: this machine, the native code, the model, and the daemon."""
