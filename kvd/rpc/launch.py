@@ -27,18 +27,25 @@ _MOST_SAID = 64 << 10
 def try_connect(timeout: float = 5.0) -> socket.socket | None:
     """A connection to the daemon, or None where nobody listens (no socket, or a stale one)."""
     path = os.fspath(paths.socket_file())
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
-    try:
-        sock.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        sock.close()
-        return None
-    except OSError as error:
-        sock.close()
-        reason = "it does not answer" if isinstance(error, TimeoutError | BlockingIOError) else error.strerror
-        raise UnavailableError(f"can't reach the daemon: {reason}", hint="kvd stop --now") from error
-    return sock
+    deadline = time.monotonic() + timeout
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except OSError as error:
+            sock.close()
+            # Others who are not let in yet fill the queue: with a timeout the kernel does not wait for a place in it.
+            full = isinstance(error, BlockingIOError)
+            if full and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                continue
+            reason = "it does not answer" if full or isinstance(error, TimeoutError) else error.strerror
+            raise UnavailableError(f"can't reach the daemon: {reason}", hint="kvd stop --now") from error
+        return sock
 
 
 def connect_or_start(seconds: float = START_SECONDS) -> socket.socket:

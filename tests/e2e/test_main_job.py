@@ -110,6 +110,7 @@ def test_lines_stay_true_and_kv_stays_when_code_moves(kvd: Kvd, repository: Path
 @pytest.mark.usefixtures("settings")
 def test_the_engine_is_killed_during_an_answer(kvd: Kvd, repository: Path) -> None:
     ask(kvd, repository)
+    engine = engine_pid(kvd)
     process = subprocess.Popen(
         kvd.command("ask", QUESTION, "--max-tokens", "1000"),
         cwd=repository,
@@ -118,8 +119,10 @@ def test_the_engine_is_killed_during_an_answer(kvd: Kvd, repository: Path) -> No
         stderr=subprocess.PIPE,
         text=True,
     )
-    poll(lambda: bool(kvd.json("status")["engine"]["state"] == "busy"), 30)
-    os.kill(engine_pid(kvd), signal.SIGKILL)
+    assert process.stdout is not None
+    # It has begun to answer.
+    assert process.stdout.read(1)
+    os.kill(engine, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 3
     assert "kvd: the engine stopped" in errors
