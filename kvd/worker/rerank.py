@@ -29,6 +29,8 @@ from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
 CUE = "\n\nA developer looking for this code would search for:"
 ASKED_TOKENS = 96
 """Of a longer question the start is judged."""
+_LEAST = 2
+"""A lone candidate has nothing to be compared with."""
 _OUTPUTS = 128
 """Logits of one batch: each takes 600 kB with a vocabulary of 150,000 tokens."""
 
@@ -73,6 +75,8 @@ class Reranker:
 
     def judge(self, candidates: Candidates, listener: Listener) -> Judged:
         """Raises `CancelledError`, `ModelError`."""
+        if len(candidates.pieces) < _LEAST:
+            return Judged([None] * len(candidates.pieces), 0)
         deadline = perf_counter() + candidates.seconds
         asked = self._engine.tokenize(f" {candidates.question.strip()}")[:ASKED_TOKENS]
         gains: list[float | None] = [None] * len(candidates.pieces)
@@ -128,7 +132,7 @@ class Reranker:
         return (self._cost if self._cost.known else self._reuse.pager.costs.prefill).predict(tokens)
 
     def _affordable(self, ready: Sequence[_Candidate], asked: int, deadline: float) -> int:
-        """How many of the first candidates can be judged in time; a lone one would have nothing to compare with."""
+        """How many of the first candidates can be judged in time."""
         left = deadline - perf_counter()
         tokens = count = 0
         for candidate in ready:
@@ -136,7 +140,7 @@ class Reranker:
             if self._predict(tokens) > left:
                 break
             count += 1
-        return count if count > 1 else 0
+        return count if count >= _LEAST else 0
 
     def _groups(self, ready: Sequence[_Candidate], asked: int) -> Iterator[list[_Candidate]]:
         """Cut so that each has its sequence, a batch holds all heads and all tails, and the cells suffice."""
