@@ -1,7 +1,8 @@
 """`kvd bench rerank`: what the model's judgement adds to recall, and what it takes.
 
-On a benchmark such as that of `kvd.bench.recall`. The model in use judges the best chunks of each query from their KV, which is made where there is none and kept in the
-work folder. NDCG@10 of the ranking's order is held against that of both together, with several weights.
+The model in use judges the best chunks of each query of a benchmark such as `kvd.bench.recall` reads, from their KV,
+which is made where there is none and kept in the work folder. NDCG@10 of the ranking's order is held against that of
+both together, with several weights.
 """
 
 from __future__ import annotations
