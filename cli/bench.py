@@ -47,6 +47,9 @@ Questions = Annotated[str | None, typer.Option("--questions", metavar="DIR", hel
 Work = Annotated[
     str | None, typer.Option("--work", metavar="DIR", help="Keep checkouts, references and KV there, not in the cache.")
 ]
+Checkouts = Annotated[
+    str | None, typer.Option("--checkouts", metavar="DIR", help="Take the repositories from DIR/NAME where they are.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -154,16 +157,30 @@ def recall(
     benchmark: Annotated[
         str, typer.Argument(metavar="DIR", help="repos.json and annotations, as published by semble.")
     ],
-    checkouts: Annotated[
-        str | None,
-        typer.Option("--checkouts", metavar="DIR", help="Take the repositories from DIR/NAME where they are."),
-    ] = None,
+    checkouts: Checkouts = None,
     work: Work = None,
     as_json: Json = False,
 ) -> None:
     """Whether the right places are found: NDCG@10, and what each part of the ranking adds to it."""
     options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts)}
     raise typer.Exit(_run("recall", False, 0, None, work, as_json, options))
+
+
+@app.command()
+def rerank(
+    benchmark: Annotated[
+        str, typer.Argument(metavar="DIR", help="repos.json and annotations, as published by semble.")
+    ],
+    checkouts: Checkouts = None,
+    queries: Annotated[
+        int, typer.Option("--queries", metavar="N", min=0, help="At most N of each repository; 0: all.")
+    ] = 0,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """What the model's judgement of the best chunks adds to recall, and what it takes."""
+    options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts)}
+    raise typer.Exit(_run("rerank", False, queries, None, work, as_json, options))
 
 
 @app.command()

@@ -58,11 +58,13 @@ def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, names or a question.")],
     repo: Repo = None,
     top_k: TopK = None,
+    rerank: Annotated[bool, typer.Option("--rerank", help="Let the model judge the best of them too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the chunks of code that a query is about. Needs no model."""
+    """Find the chunks of code that a query is about. Needs no model but for --rerank."""
     check_text("query", query)
-    result = _call("search", {"query": query, "repo": _absolute(repo or "."), "top_k": top_k})
+    params = {"query": query, "repo": _absolute(repo or "."), "top_k": top_k, "rerank": rerank}
+    result = _call("search", params)
     if as_json:
         typer.echo(json.dumps(result))
     elif not result["sources"]:

@@ -36,6 +36,8 @@ class Settings:
     """Tell the model a chunk's number alone, not its place and scope: the answer starts sooner and is poorer."""
     resident_prompts: int = 8
     """Prompts that may stay in the model's cells, for questions that recall the same code in the same order."""
+    rerank_ms: int = 0
+    """Milliseconds that the model may take to judge what was recalled before it answers; 0: it is not asked to."""
     eviction: str = "combined"
     """What leaves the hot pool first: lru (unused for longest), semantic (unlike recent questions) or combined."""
     pool_bytes: int = 0

@@ -72,6 +72,8 @@ def _run(options: dict[str, Any]) -> None:
         _run_pressure(options)
     elif options["kind"] == "recall":
         _run_recall(options)
+    elif options["kind"] == "rerank":
+        _run_rerank(options)
     else:
         _run_with_model(options)
 
@@ -128,6 +130,23 @@ def _run_recall(options: dict[str, Any]) -> None:
     with living_in(folder):
         checkouts = Path(options["checkouts"] or folder / "checkouts")
         _print(recall.measure(repositories, checkouts, options["command"], _say), recall.lines, options)
+
+
+def _run_rerank(options: dict[str, Any]) -> None:
+    _quiet_engine()
+    from kvd.bench import recall, rerank
+    from kvd.models.active import active_model
+
+    repositories = recall.read_benchmark(Path(options["benchmark"]))
+    model, folder = active_model(), _work_folder(options) / "rerank"
+    with living_in(folder):
+        run = rerank.Run(model, folder)
+        try:
+            checkouts = Path(options["checkouts"] or folder / "checkouts")
+            result = rerank.measure(run, repositories, checkouts, options["limit"], options["command"], _say)
+        finally:
+            run.close()
+        _print(result, rerank.lines, options)
 
 
 def _run_pressure(options: dict[str, Any]) -> None:

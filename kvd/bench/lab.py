@@ -177,11 +177,11 @@ class Lab:
 
     # Reuse
 
-    def reuse(self, codec: Codec) -> Reuse:
-        """kvd's own machinery with a pool of its own and no disk."""
+    def reuse(self, codec: Codec, store: BlockStore | None = None) -> Reuse:
+        """kvd's own machinery with a pool of its own; without a `store`, no disk."""
         shape = self.movable.shape
         pool = HotPool(shape, pool_bytes_for(shape, self.engine.n_ctx, self.settings.pool_bytes))
-        store = BlockStore(self.folder / "none.db", readonly=True)
+        store = store or BlockStore(self.folder / "none.db", readonly=True)
         key = fingerprint(self._sha256, self.movable, self.prompts, codec)
         return Reuse(self.engine, self.prompts, self.movable, Pager(pool, store, shape, key, codec))
 

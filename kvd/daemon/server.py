@@ -223,7 +223,8 @@ class Daemon:
 
     async def _search(self, params: SearchParams, caller: Caller) -> Message:
         query = messages.check_text("query", params.query)
-        return await self._service.search(query, messages.check_folder(params.repo), params.top_k, caller.emit)
+        repo = messages.check_folder(params.repo)
+        return await self._service.search(query, repo, params.top_k, caller.emit, params.rerank)
 
     async def _ask(self, params: AskParams, caller: Caller) -> Message:
         question = Question(

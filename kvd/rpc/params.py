@@ -73,6 +73,7 @@ class SearchParams:
     query: str = _param((str,), clean=_text)
     repo: str = _param((str,))
     top_k: int | None = _number(*TOP_K)
+    rerank: bool = _param((bool,), False)
     progress_token: int | str | None = _token()
 
 

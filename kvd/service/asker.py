@@ -6,21 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from kvd import paths
 from kvd.config import Settings
-from kvd.models.active import ActiveModel, active_model
-from kvd.recall.embed import default_embedder, embedded_text
+from kvd.models.active import active_model
 from kvd.service.citations import cited_chunks
 from kvd.service.drafts import Draft, dropped_draft
-from kvd.service.engine import EngineClient, LoadParams
+from kvd.service.engine import EngineClient
+from kvd.service.engine_params import ask_params, load_params
 from kvd.service.repositories import Repositories
+from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
 from kvd.types import Hit, Progress
-from kvd.worker.protocol import encode_vector
 
 Emit = Callable[[dict[str, Any]], None]
 """Gets the values of `$/progress`, in the event loop."""
@@ -85,7 +83,8 @@ class Asker:
     async def _ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         settings = _applied(question, settings)
         await self._repositories.update(root, settings, lambda p: emit(stage_value(p)))
-        hits = await self._repositories.search(root, question.text, settings.top_k)
+        wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
+        hits = await self._repositories.search(root, question.text, wanted)
         clock = _Clock(question.received)
         if not hits:
             emit({"kind": "token", "text": NOTHING_RELEVANT})
@@ -99,9 +98,28 @@ class Asker:
             elif event == "stage":
                 emit({"kind": "stage", **data})
 
-        params = await asyncio.to_thread(_ask_params, question, settings, hits)
-        answer = await self._engine.ask(_load_params(settings, model), params, on_event)
-        return _result(answer.result, answer.model, hits, clock.timings(answer.model_load_ms, answer.result))
+        ranked = Reranked(hits)
+        if settings.rerank_ms and question.reuse is not False:
+            ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
+        hits = ranked.hits[: settings.top_k]
+        reuse = settings.reuse and question.reuse is not False
+        params = await asyncio.to_thread(ask_params, question.text, reuse, settings, hits)
+        answer = await self._engine.ask(load_params(settings, model), params, on_event)
+        times = clock.timings(ranked, answer.model_load_ms, answer.result)
+        return _result(answer.result, answer.model, hits, times)
+
+    async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
+        """What a search found, in the order that the model has a say in; loads the model where it is not loaded."""
+        if not hits:
+            return Reranked(hits)
+        model = await asyncio.to_thread(active_model)
+
+        def on_event(event: str, data: dict[str, Any]) -> None:
+            if event == "stage":
+                emit({"kind": "stage", **data})
+
+        milliseconds = settings.rerank_ms or ON_DEMAND_MS
+        return await rerank(self._engine, model, query, hits, settings, milliseconds, on_event)
 
     async def prefetch(self, client: int, repo: str, question: Question, settings: Settings) -> dict[str, Any]:
         """The result of `prefetch`: recalls from the index as it is, loads no model, and gives way to questions."""
@@ -118,10 +136,11 @@ class Asker:
             return dropped_draft(draft.dropped)
         if not self._engine.started:
             return dropped_draft("no-engine")
-        load = _load_params(settings, await asyncio.to_thread(active_model))
+        load = load_params(settings, await asyncio.to_thread(active_model))
 
         def prepare(cancelled: Callable[[], bool]) -> dict[str, Any]:
-            return _ask_params(question, settings, hits, lambda: cancelled() or bool(draft.dropped))
+            reuse = settings.reuse and question.reuse is not False
+            return ask_params(question.text, reuse, settings, hits, lambda: cancelled() or bool(draft.dropped))
 
         return await self._engine.prefetch(draft, load, await run_cancellable(prepare))
 
@@ -141,13 +160,17 @@ class _Clock:
         if self._first_token is None:
             self._first_token = self._elapsed()
 
-    def timings(self, model_load: float = 0.0, result: dict[str, Any] | None = None) -> dict[str, float]:
+    def timings(
+        self, ranked: Reranked, model_load: float = 0.0, result: dict[str, Any] | None = None
+    ) -> dict[str, float]:
         """`ttft` counts from the request's arrival but leaves out the loading of the model."""
+        model_load += ranked.model_load_ms
         total = self._elapsed()
         first = total if self._first_token is None else self._first_token
         load = float((result or {}).get("timings_ms", {}).get("load", 0.0))
         times = {
             "recall": self._recall,
+            "rerank": ranked.ms,
             "load": load,
             "ttft": first - model_load,
             "total": total,
@@ -164,45 +187,6 @@ def _applied(question: Question, settings: Settings) -> Settings:
         budget=question.budget or settings.budget,
         max_tokens=question.max_tokens or settings.max_tokens,
     )
-
-
-def _load_params(settings: Settings, model: ActiveModel) -> LoadParams:
-    return LoadParams(
-        model_path=str(model.path),
-        model_name=model.name,
-        model_sha256=model.sha256,
-        store_path=str(paths.store_file()),
-        n_ctx=settings.n_ctx,
-        threads=settings.threads,
-        gpu_layers=settings.gpu_layers,
-        reuse=settings.reuse,
-        recompute=settings.recompute,
-        short_headers=settings.short_headers,
-        resident_prompts=settings.resident_prompts,
-        pool_bytes=settings.pool_bytes,
-        eviction=settings.eviction,
-    )
-
-
-def _ask_params(
-    question: Question, settings: Settings, hits: list[Hit], interrupted: Callable[[], bool] = lambda: False
-) -> dict[str, Any]:
-    """The vectors are for the hot pool's policy. Once `interrupted()`, the rest of the chunks is left out."""
-    fields = ("path", "start_line", "end_line", "scope", "language", "text")
-    embedder = default_embedder()
-    chunks = []
-    for hit in takewhile(lambda _: not interrupted(), hits):
-        text = embedded_text(hit.chunk.path, hit.chunk.scope, hit.chunk.text)
-        vector = encode_vector(embedder.embed_documents([text])[0])
-        chunks.append({**{name: getattr(hit.chunk, name) for name in fields}, "vector": vector})
-    return {
-        "question": question.text,
-        "vector": encode_vector(embedder.embed_query(question.text)),
-        "chunks": chunks,
-        "budget": settings.budget,
-        "max_tokens": settings.max_tokens,
-        "reuse": settings.reuse if question.reuse is None else question.reuse and settings.reuse,
-    }
 
 
 def _result(result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float]) -> dict[str, Any]:
@@ -230,6 +214,6 @@ def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
         "finish": "stop",
         "sources": [],
         "tokens": dict.fromkeys(TOKEN_KINDS, 0),
-        "timings_ms": clock.timings(),
+        "timings_ms": clock.timings(Reranked([])),
         "steps_ms": {},
     }

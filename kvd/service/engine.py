@@ -6,12 +6,13 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvd.errors import BusyError, KvdError, UnavailableError
+from kvd.service.attempt import Attempt
 from kvd.service.drafts import Draft, Drafts, dropped_draft
 from kvd.service.engine_child import EngineChild, Event
 from kvd.service.metrics import Metrics
@@ -50,39 +51,11 @@ class LoadParams:
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """The child's result of one ask, and what loading the model had cost before (0.0: it was loaded)."""
+    """The child's result of one request, and what loading the model had cost before (0.0: it was loaded)."""
 
     result: dict[str, Any]
     model: str
     model_load_ms: float
-
-
-class _Attempt:
-    """What is tried while a model loads: what children say of it, and what the next child gets to try."""
-
-    def __init__(self, forward: Event, tell: Callable[[str], None]) -> None:
-        self._forward, self._tell = forward, tell
-        self._current: dict[str, Any] = {}
-        self._next: dict[str, Any] | None = None
-        self.placement: dict[str, Any] | None = None
-        """For the next child; None: it decides for itself."""
-
-    def on_event(self, event: str, data: dict[str, Any]) -> None:
-        if event != "placement":
-            self._forward(event, data)
-            return
-        self._current, self._next = data["placement"], data["next"]
-        if data["failure"]:
-            self._tell(f"{data['failure']}; now {self._current['text']}")
-
-    def next_after(self, death: str) -> bool:
-        """Go on to what the dead child said; false where nothing is left to try."""
-        if self._next is None:
-            return False
-        failure = f"{self._current['text']}: {death}"
-        self.placement, self._next = {**self._next, "why": failure}, None
-        self._tell(f"{failure}; now {self.placement['text']}")
-        return True
 
 
 class EngineClient:
@@ -116,10 +89,19 @@ class EngineClient:
         Waits for its turn: `BusyError` when too many wait already. `UnavailableError` when the child dies.
         When this coroutine is cancelled, so is the child's work. Drafts make way as long as it runs.
         """
-        with self.drafts.making_way():
-            return await self._ask_in_turn(load, params, on_event)
+        return await self._request("ask", load, params, on_event)
 
-    async def _ask_in_turn(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+    async def rank(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+        """What each of a question's candidates gains by the model's judgement (`kvd.worker.rerank`); else as `ask`."""
+        return await self._request("rank", load, params, on_event)
+
+    async def _request(self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+        with self.drafts.making_way():
+            return await self._request_in_turn(method, load, params, on_event)
+
+    async def _request_in_turn(
+        self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event
+    ) -> EngineAnswer:
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} questions are waiting", hint="try again when some are answered")
         self._waiting += 1
@@ -130,18 +112,20 @@ class EngineClient:
         finally:
             self._waiting -= 1
         try:
-            return await self._ask_now(load, params, on_event)
+            return await self._request_now(method, load, params, on_event)
         finally:
             self._last_used = time.monotonic()
             self._turn.release()
 
-    async def _ask_now(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+    async def _request_now(
+        self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event
+    ) -> EngineAnswer:
         started = time.monotonic()
         ready = self._ready(load)
         child = await self._ensure_loaded(load, on_event)
         load_ms = 0.0 if ready else (time.monotonic() - started) * 1000
         model = str(self._loaded.get("model") or load.model_name)
-        asking = child.send("ask", params, on_event)
+        asking = child.send(method, params, on_event)
         try:
             result = await asyncio.shield(asking.answer)
         except asyncio.CancelledError:
@@ -203,7 +187,7 @@ class EngineClient:
 
         Each child says beforehand what the next one has to try, which is always less.
         """
-        attempt = _Attempt(self._loading_event, self._tell_fallback)
+        attempt = Attempt(self._loading_event, self._tell_fallback)
         while True:
             try:
                 return child, await self._load_once(child, load, attempt)
@@ -216,7 +200,7 @@ class EngineClient:
                     raise
             child = self._child = self._new_child()
 
-    async def _load_once(self, child: EngineChild, load: LoadParams, attempt: _Attempt) -> dict[str, Any]:
+    async def _load_once(self, child: EngineChild, load: LoadParams, attempt: Attempt) -> dict[str, Any]:
         await child.start()
         self._loading_stage("load", load.model_name)
         known = await asyncio.to_thread(self._verdicts.get, load.model_sha256)

@@ -20,6 +20,7 @@ from kvd.service.engine import COMMAND, EngineClient
 from kvd.service.indexer import known_indexes
 from kvd.service.metrics import Metrics
 from kvd.service.repositories import Repositories
+from kvd.service.reranking import CANDIDATES, Reranked
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
 from kvd.types import IndexSummary, ProgressCallback
@@ -65,23 +66,28 @@ class Service:
         except Exception as error:
             _log.error("background index failed: %s", type(error).__name__)
 
-    async def search(self, query: str, repo: str, top_k: int | None, emit: Emit) -> dict[str, Any]:
-        """Ranked chunks. Updates the index first; needs no model."""
+    async def search(
+        self, query: str, repo: str, top_k: int | None, emit: Emit, by_model: bool = False
+    ) -> dict[str, Any]:
+        """Ranked chunks. Updates the index first; needs no model unless that is to judge them too."""
         received = time.monotonic()
         settings = load_settings()
         root = await self._repositories.find_root(repo)
         await self._update(root, settings, lambda p: emit(stage_value(p)))
         started = time.monotonic()
-        hits = await self._repositories.search(root, query, top_k or settings.top_k)
-        ended = time.monotonic()
+        wanted = top_k or settings.top_k
+        hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted)
+        recalled = time.monotonic()
+        ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
+        times = {"recall": (recalled - started) * 1000, "total": (time.monotonic() - received) * 1000}
+        if by_model:
+            times |= {"rerank": ranked.ms, "model_load": ranked.model_load_ms}
         return {
             "query": query,
             "repo": str(root),
-            "sources": [source_json(hit) for hit in hits],
-            "timings_ms": {
-                "recall": round((ended - started) * 1000, 1),
-                "total": round((ended - received) * 1000, 1),
-            },
+            "sources": [source_json(hit) for hit in ranked.hits[:wanted]],
+            "timings_ms": {name: round(value, 1) for name, value in times.items()},
+            **({"judged": ranked.judged} if by_model else {}),
         }
 
     async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:

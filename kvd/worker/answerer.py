@@ -10,13 +10,11 @@ from typing import Any
 from kvd.engine.llama import LlamaEngine
 from kvd.errors import UsageError
 from kvd.kv.bodies import Vector
-from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.prefetch import prefetch
 from kvd.kv.spans import Spans
-from kvd.kv.store import StoredBlock
-from kvd.types import Progress
-from kvd.worker.decoding import HEADS, LIVE, PREFIX, RESIDENTS, SPARE, WORK, Step, decode_run, generate
+from kvd.worker.bringing import Bringing, Listener
+from kvd.worker.decoding import HEADS, LIVE, PREFIX, RESIDENTS, SPARE, WORK, decode_run, generate
 from kvd.worker.prompt import Piece, PromptBuilder, joined, select
 from kvd.worker.resident import ResidentPrompts
 from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
@@ -24,17 +22,6 @@ from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
 LOAD_STEPS = ("read", "decompress", "dequantize", "rotate", "set")
 STEPS = (*LOAD_STEPS, "heads", "prefill", "question")
 """What the time to the first token is made of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Where an answer's events go. `step` is called between decode steps and raises to cancel."""
-
-    progress: Callable[[Progress], None]
-    token: Callable[[str], None]
-    blocks: Callable[[list[StoredBlock]], None]
-    damaged: Callable[[Damaged], None]
-    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +68,7 @@ class Answerer:
         finally:
             self.resident.abandon()
             self.engine.clear((LIVE, WORK, SPARE, *HEADS))
-            if self.reuse is not None:
-                self.reuse.pager.release(turn.fetched)
+            turn.release()
 
     def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
@@ -118,8 +104,7 @@ class _Turn:
         self._ttft_ms = 0.0
         self._spans = Spans()
         self._answer: list[str] = []
-        self.fetched: list[Fetched] = []
-        """Pinned blocks, to be released when the turn is over."""
+        self._bringing = Bringing(self._reuse, listener, self._spans) if self._reuse else None
 
     def run(self) -> dict[str, Any]:
         self._steps_ms()  # what a question that was cancelled has left
@@ -158,6 +143,11 @@ class _Turn:
             },
             "steps_ms": steps,
         }
+
+    def release(self) -> None:
+        """Let go of the pool's blocks."""
+        if self._bringing is not None:
+            self._bringing.release()
 
     def _steps_ms(self) -> dict[str, float]:
         seconds = self._spans.take()
@@ -212,8 +202,9 @@ class _Turn:
 
     def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
         """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
-        reuse = self._reuse
+        reuse, bringing = self._reuse, self._bringing
         assert reuse is not None
+        assert bringing is not None
         bodies = [body_of(piece, self._prompts) for piece in pieces]
         placed = place(len(self._prompts.prefix), headers, bodies, self._recompute)
         # Heads see what is stored of the chunks before them. Where those have tokens computed in place instead, the
@@ -222,44 +213,17 @@ class _Turn:
         resident, new = [replace(item, resident=True) for item in placed[:length]], placed[length:]
         self._resident.make_room(sum(len(item.fresh) + len(item.body.tokens) for item in new) + self._rest)
         try:
-            stored = self._fetch(reuse, bodies[length:], bodies[:length])
+            stored = bringing.bring(bodies[length:], self._question.vector, bodies[:length])
         except PoolFullError:
             return None
         if not new:
             return resident
-        new = filled(new, stored)
+        new = filled(new, [fetched for fetched in stored if fetched is not None])
         if not reuse.set_bodies(new, resident):
             return None
         with self._spans.measure("heads"):
             reuse.join(new, self._listener.step)
         return [*resident, *new]
-
-    def _fetch(self, reuse: Reuse, bodies: Sequence[Body], resident: Sequence[Body]) -> list[Fetched]:
-        """Every body's blocks in the pool: hot, from the store, or computed and stored now."""
-        found = reuse.pager.fetch(bodies, self._question.vector, resident)
-        self.fetched += [body for body in found if body is not None]
-        # Told before what replaces them is: both go by the same address.
-        for block in reuse.pager.take_damaged():
-            self._listener.damaged(block)
-        missing = len({body for body, fetched in zip(bodies, found, strict=True) if fetched is None})
-        stored: list[Fetched] = []
-        computed: dict[Body, Fetched] = {}
-        for body, fetched in zip(bodies, found, strict=True):
-            if fetched is None and body in computed:
-                # A copy of code that another chunk of this prompt has.
-                fetched = reuse.pager.again(computed[body])
-                self.fetched.append(fetched)
-            elif fetched is None:
-                self._listener.progress(Progress("prefill", len(computed), missing))
-                with self._spans.measure("prefill"):
-                    fetched, frames = reuse.compute(body, self._listener.step)
-                self.fetched.append(fetched)
-                self._listener.blocks(frames)
-                computed[body] = fetched
-            stored.append(fetched)
-        if missing:
-            self._listener.progress(Progress("prefill", missing, missing))
-        return stored
 
 
 _NO_TOKENS = dict.fromkeys(("recalled", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled", "fresh"), 0)

@@ -1,4 +1,4 @@
-"""The child's requests: load a model, ask, prefetch, stats, shutdown. See `kvd.worker.protocol` for the frames."""
+"""The child's requests: load, ask, rank, prefetch, release, stats, shutdown. Frames are `kvd.worker.protocol`'s."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from time import monotonic
 from typing import Any, BinaryIO
 
@@ -15,11 +16,13 @@ from kvd.kv.pager import Damaged
 from kvd.kv.pool import HotPool
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.answerer import Answerer, Listener
+from kvd.worker.answerer import Answerer
+from kvd.worker.bringing import Listener
 from kvd.worker.decoding import PREFIX
 from kvd.worker.loading import Loader
 from kvd.worker.protocol import Message, encode_frame, read_frame
-from kvd.worker.requests import question_from
+from kvd.worker.requests import candidates_from, question_from
+from kvd.worker.rerank import Reranker
 
 IDLE_SECONDS = 5.0
 """After so long without a question the integrity of what is in memory is checked."""
@@ -33,6 +36,7 @@ class Child:
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._answerer: Answerer | None = None
+        self._reranker: Reranker | None = None
         self._pool: HotPool | None = None
         self._integrity_failures = 0
         self._told: dict[str, int] = {}
@@ -44,6 +48,7 @@ class Child:
         methods: dict[str, Callable[[int, Message], Message]] = {
             "load": self._load,
             "ask": self._ask,
+            "rank": self._rank,
             "prefetch": self._prefetch,
             "release": self._release,
             "stats": self._stats,
@@ -66,7 +71,7 @@ class Child:
                 raise
             if method == "shutdown":
                 return
-            if method in ("load", "ask", "prefetch"):
+            if method in ("load", "ask", "rank", "prefetch"):
                 self._check_due = monotonic() + IDLE_SECONDS
 
     def _next_request(self) -> Message:
@@ -128,6 +133,8 @@ class Child:
             raise UsageError("a model is loaded already")
         loaded = Loader(params, lambda event, data: self._event(event, data, number)).load()
         self._answerer, self._pool = loaded.answerer, loaded.pool
+        reuse = loaded.answerer.reuse
+        self._reranker = Reranker(loaded.answerer, reuse) if reuse else None
         return loaded.facts
 
     def _ask(self, number: int, params: Message) -> Message:
@@ -141,9 +148,27 @@ class Child:
             listener.step()
             return answerer.answer(question, listener)
         finally:
-            self._cancelled.discard(number)
-            if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
-                self._event("touch", {"keys": [key.hex() for key in used]})
+            self._done(number, answerer)
+
+    def _done(self, number: int, answerer: Answerer) -> None:
+        self._cancelled.discard(number)
+        if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
+            self._event("touch", {"keys": [key.hex() for key in used]})
+
+    def _rank(self, number: int, params: Message) -> Message:
+        answerer, reranker = self._answerer, self._reranker
+        if answerer is None:
+            raise UsageError("no model is loaded")
+        if reranker is None:
+            # Without stored KV it would take longer than answering.
+            return {"gains": [None] * len(params["chunks"]), "computed": 0}
+        try:
+            candidates = candidates_from(params, answerer.prompts, lambda: number in self._cancelled)
+            listener = self._listener(number)
+            listener.step()
+            return asdict(reranker.judge(candidates, listener))
+        finally:
+            self._done(number, answerer)
 
     def _prefetch(self, number: int, params: Message) -> Message:
         answerer = self._answerer

@@ -8,6 +8,7 @@ from itertools import takewhile
 from kvd.worker.answerer import Question
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.protocol import Message, decode_vector
+from kvd.worker.rerank import Candidates
 
 
 def question_from(params: Message, prompts: PromptBuilder, interrupted: Callable[[], bool]) -> Question:
@@ -16,7 +17,24 @@ def question_from(params: Message, prompts: PromptBuilder, interrupted: Callable
     Once `interrupted()`, the rest of the chunks is left out. Raises `KeyError`, `TypeError` or `ValueError` for
     anything else.
     """
-    pieces = [
+    return Question(
+        str(params["question"]),
+        _pieces(params, prompts, interrupted),
+        int(params["budget"]),
+        int(params["max_tokens"]),
+        bool(params["reuse"]),
+        decode_vector(params["vector"]),
+    )
+
+
+def candidates_from(params: Message, prompts: PromptBuilder, interrupted: Callable[[], bool]) -> Candidates:
+    """What a `rank` asks to judge; otherwise as `question_from`."""
+    pieces = _pieces(params, prompts, interrupted)
+    return Candidates(str(params["question"]), pieces, float(params["seconds"]), decode_vector(params["vector"]))
+
+
+def _pieces(params: Message, prompts: PromptBuilder, interrupted: Callable[[], bool]) -> list[Piece]:
+    return [
         Piece(
             index,
             str(chunk["path"]),
@@ -28,11 +46,3 @@ def question_from(params: Message, prompts: PromptBuilder, interrupted: Callable
         )
         for index, chunk in enumerate(takewhile(lambda _: not interrupted(), params["chunks"]))
     ]
-    return Question(
-        str(params["question"]),
-        pieces,
-        int(params["budget"]),
-        int(params["max_tokens"]),
-        bool(params["reuse"]),
-        decode_vector(params["vector"]),
-    )

@@ -66,7 +66,7 @@ class ResidentPrompts:
 
     def make_room(self, cells: int) -> None:
         """Let go of prompts until so many cells are free beside those of the live sequence, or none is left."""
-        while self._kept and self._capacity - self.used_cells < cells:
+        while self._kept and self.free_cells < cells:
             self._drop(self._kept[0])
 
     def keep(self, runs: Iterable[tuple[Hashable, int]]) -> None:
@@ -106,6 +106,10 @@ class ResidentPrompts:
     def used_cells(self) -> int:
         """Cells behind the shared prefix that hold resident prompts or the start of the live one."""
         return _cells(self._runs())
+
+    @property
+    def free_cells(self) -> int:
+        return self._capacity - self.used_cells
 
     def _runs(self) -> set[Run]:
         return {*self._live, *itertools.chain.from_iterable(resident.runs for resident in self._kept)}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvd.bench import rerank
 from kvd.bench.recall import FULL, RAW, VARIANTS, Target, lines, ndcg, read_benchmark
 from kvd.errors import UsageError
 from kvd.types import Chunk
@@ -107,3 +108,19 @@ def test_a_repository_has_a_folder_of_its_own(benchmark: Path, name: str) -> Non
     (benchmark / "repos.json").write_text(json.dumps(entries))
     with pytest.raises(UsageError, match="a repository can't be named"):
         read_benchmark(benchmark)
+
+
+def test_the_models_judgement_is_held_against_the_ranking(kvd: Kvd, benchmark: Path) -> None:
+    work = benchmark.parent / "work"
+    query = {"query": "a session that paints", "category": "semantic", "relevant": ["src/session.py"]}
+    (benchmark / "annotations" / "mine.json").write_text(json.dumps([query, {**query, "query": "paint a session"}]))
+    result = kvd.json("bench", "rerank", str(benchmark), "--work", str(work), timeout=240)
+    first, _ = result["queries"]
+    assert first["ndcg"]["0"] > 0.5
+    assert first["computed"] == len(first["gains"]) == 2
+    assert None not in first["gains"]
+    text = "\n".join(rerank.lines(result))
+    assert "2 queries" in text
+    again = kvd.json("bench", "rerank", str(benchmark), "--work", str(work), "--queries", "1", timeout=240)
+    # KV is kept.
+    assert [query["computed"] for query in again["queries"]] == [0]

@@ -13,6 +13,8 @@ A draft of a question is brought in at once, a chunk to a block, and leased to i
     slow          is brought in when it is cancelled           die NAME   raises that signal
     costly        takes 0.3 s, cancelled or not                deaf       takes for ever, cancelled or not
 
+Of candidates to judge, each gains a nat more than the one before.
+
 Each question counts as nine blocks found in the pool and one not. A model named `fail-to-load`, `die-at-load` or
 `slow-to-load` does that when it is loaded. One named `aborts-above N` dies of more than N of its 29 layers on the GPU,
 ten fewer being the next to try; `fails-above N` tells that they don't fit, and goes on by itself.
@@ -185,6 +187,9 @@ def main() -> None:
             send({"id": number, "result": stats()})
         elif method == "prefetch":
             prefetch(number, params)
+        elif method == "rank":
+            # The last one is the best.
+            send({"id": number, "result": {"gains": [float(n) for n in range(len(params["chunks"]))], "computed": 0}})
         elif method == "release":
             leases.discard(params["client"])
             send({"id": number, "result": {}})

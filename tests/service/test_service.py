@@ -63,7 +63,7 @@ def test_an_answer_has_what_the_contract_says(repository: Path, fake_model: Path
         assert set(result["tokens"]) == set(TOKEN_KINDS)
         assert result["tokens"]["reused_hot"] == 90
         times = result["timings_ms"]
-        assert set(times) == {"recall", "load", "ttft", "total", "model_load"}
+        assert set(times) == {"recall", "rerank", "load", "ttft", "total", "model_load"}
         assert times["load"] == 1.5
         assert 0 < times["recall"] < times["ttft"] < times["total"]
         assert times["ttft"] + times["model_load"] <= times["total"] + 0.2

@@ -15,7 +15,8 @@ from kvd.kv.pager import Damaged, Pager
 from kvd.kv.pool import HotPool, pool_bytes_for
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.types import Progress
-from kvd.worker.answerer import Answerer, Listener
+from kvd.worker.answerer import Answerer
+from kvd.worker.bringing import Listener
 from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.gate import Gate, Logits, Verdict, gate_key
 from kvd.worker.probe import Movable, probe

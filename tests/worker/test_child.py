@@ -192,6 +192,15 @@ def test_the_same_file_under_another_hash_is_another_model(wire: Wire) -> None:
         assert counters(other, answer) == lookups(hot_miss=blocks, cold_miss=blocks)
 
 
+def test_candidates_are_judged_and_their_kv_is_stored(wire: Wire) -> None:
+    wire.load(model_path())
+    judged = wire.ask(2, "rank", seconds=60.0)["result"]
+    gains = dict(zip(SOURCES, judged["gains"], strict=True))
+    assert max(gains, key=gains.__getitem__) == "src/auth.py"
+    assert judged["computed"] == 3
+    assert wire.ask(3)["result"]["tokens"]["prefilled"] == 0
+
+
 def test_cancelling_ends_the_question_not_the_child(wire: Wire) -> None:
     wire.load(model_path())
     wire.send({"method": "cancel", "params": {"id": 2}})

@@ -15,7 +15,8 @@ import pytest
 
 from kvd.engine.llama import SEQUENCES, BatchToken, LlamaEngine
 from kvd.types import KVShape
-from kvd.worker.answerer import Answerer, Listener, Question
+from kvd.worker.answerer import Answerer, Question
+from kvd.worker.bringing import Listener
 from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.probe import NotMovableError, probe
 from kvd.worker.prompt import Piece, PromptBuilder

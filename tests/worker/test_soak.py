@@ -23,7 +23,8 @@ from kvd.kv.pool import PAGE_TOKENS, HotPool, PoolFullError
 from kvd.kv.prefetch import prefetch
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.kv.table import BlockTable
-from kvd.worker.answerer import Answerer, Listener, Question
+from kvd.worker.answerer import Answerer, Question
+from kvd.worker.bringing import Listener
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.probe import probe
 from kvd.worker.prompt import Piece, PromptBuilder

@@ -1,0 +1,85 @@
+"""Bringing bodies' KV into the hot pool for one request: what is there, what is on disk, what is computed now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvd.kv.bodies import Vector
+from kvd.kv.pager import Body, Damaged, Fetched
+from kvd.kv.spans import Spans
+from kvd.kv.store import StoredBlock
+from kvd.types import Progress
+from kvd.worker.decoding import Step
+from kvd.worker.reuse import Reuse
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where a request's events go. `step` is called between decode steps and raises to cancel."""
+
+    progress: Callable[[Progress], None]
+    token: Callable[[str], None]
+    blocks: Callable[[list[StoredBlock]], None]
+    damaged: Callable[[Damaged], None]
+    step: Step
+
+
+class Bringing:
+    """What it brings stays pinned until `release`. `spans` gets the time of "prefill"."""
+
+    def __init__(self, reuse: Reuse, listener: Listener, spans: Spans) -> None:
+        self._reuse, self._listener, self._spans = reuse, listener, spans
+        self._pinned: list[Fetched] = []
+        self.computed = 0
+        """Bodies whose KV was made."""
+
+    def bring(
+        self,
+        bodies: Sequence[Body],
+        vector: Vector | None,
+        resident: Sequence[Body] = (),
+        worth: Callable[[Body], bool] = lambda body: True,
+    ) -> list[Fetched | None]:
+        """Every body's blocks: hot, from the store, or computed and stored now; None for what is not `worth` computing.
+
+        `resident` bodies are in cells already. Raises `PoolFullError`, and what computing raises.
+        """
+        found = self._reuse.pager.fetch(bodies, vector, resident)
+        self._pinned += [fetched for fetched in found if fetched is not None]
+        # Told before what replaces them is: both go by the same address.
+        for block in self._reuse.pager.take_damaged():
+            self._listener.damaged(block)
+        missing = len({body for body, fetched in zip(bodies, found, strict=True) if fetched is None})
+        made: dict[Body, Fetched] = {}
+        for index, body in enumerate(bodies):
+            if found[index] is not None:
+                continue
+            if body in made:
+                found[index] = self._copy(made[body])
+            elif worth(body):
+                self._listener.progress(Progress("prefill", len(made), missing))
+                found[index] = made[body] = self._make(body)
+        if made:
+            self._listener.progress(Progress("prefill", missing, missing))
+        return found
+
+    def _copy(self, fetched: Fetched) -> Fetched:
+        """The blocks of code that another chunk of the same request has."""
+        return self._pin(self._reuse.pager.again(fetched))
+
+    def _make(self, body: Body) -> Fetched:
+        with self._spans.measure("prefill"):
+            fetched, frames = self._reuse.compute(body, self._listener.step)
+        self._pin(fetched)
+        self.computed += 1
+        self._listener.blocks(frames)
+        return fetched
+
+    def _pin(self, fetched: Fetched) -> Fetched:
+        self._pinned.append(fetched)
+        return fetched
+
+    def release(self) -> None:
+        self._reuse.pager.release(self._pinned)
+        self._pinned = []
