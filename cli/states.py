@@ -115,4 +115,12 @@ def _index_lines(state: dict[str, Any]) -> list[str]:
 def _index_line(entry: dict[str, Any], busy: bool) -> str:
     line = f"index    {entry.get('repo')}: {counted(entry.get('files', 0), 'file')}"
     line += f", {counted(entry.get('chunks', 0), 'chunk')}, {file_size(entry.get('bytes', 0))}"
-    return line + (", being updated" if busy else "")
+    return line + (", being updated" if busy else "") + _watch_words(entry.get("watch"))
+
+
+def _watch_words(watch: dict[str, Any] | None) -> str:
+    """Whether what changes is indexed before it is asked about."""
+    if watch is None:
+        return ""
+    words = "not watched" if watch["state"] == "off" else watch["state"]
+    return f", {words} ({watch['why']})" if watch["why"] else f", {words}"

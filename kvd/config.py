@@ -48,6 +48,8 @@ class Settings:
     """The model is unloaded after so long without a question; 0: never."""
     max_file_bytes: int = 1_000_000
     """Larger files are not indexed."""
+    watch: bool = True
+    """Index what changes in the repositories in use before the next question comes."""
 
 
 _MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}

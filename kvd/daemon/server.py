@@ -89,6 +89,7 @@ class Daemon:
         server = await asyncio.start_unix_server(self._welcome, sock=self._place.socket, limit=framing.MAX_HEADER)
         _log.info("kvd %s listens, pid %d", kvd.__version__, os.getpid())
         chores = asyncio.create_task(self._chores())
+        self._service.start()
         await self._stop.wait()
         await self._drain()
         chores.cancel()

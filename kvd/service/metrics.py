@@ -56,6 +56,9 @@ class Metrics:
         self._device = self._gauge("device_memory_bytes", "Memory in use where the engine runs.", "device")
         self._store_bytes = self._gauge("store_bytes", "Bytes of the cold store's files.")
         self._chunks = self._gauge("index_chunks", "Chunks in all indexes.")
+        self._watched = self._gauge("watched_repositories", "Repositories whose changes are noticed, by how.", "how")
+        runs = self._counter("background_updates", "Updates of indexes that nobody asked for, by result.", "result")
+        self._background_updates = {name: runs.labels(name) for name in ("changed", "unchanged", "failed")}
         Info("kvd_build", "Version of the daemon.", registry=self._registry).info({"version": kvd.__version__})
         self._set_engine({})
 
@@ -106,6 +109,10 @@ class Metrics:
         if result["model"] is not None:
             self._ttft.observe(result["timings_ms"]["ttft"] / 1000)
 
+    def count_background_update(self, result: str) -> None:
+        """An index was brought up to date without being asked for: "changed", "unchanged" or "failed"."""
+        self._background_updates[result].inc()
+
     def new_engine(self) -> Callable[[Counts], None]:
         """A function that takes the counters of one engine child as that tells them: since its own start."""
         return _Growth(self._of_engine).update
@@ -123,6 +130,11 @@ class Metrics:
             self._kv_blocks.labels("cold").set(store["blocks"])
         if indexes is not None:
             self._chunks.set(sum(index["chunks"] for index in indexes))
+
+    def observe_watching(self, counts: Counts) -> None:
+        """Take how many repositories are watched by "events" and by "polling"."""
+        for how, count in counts.items():
+            self._watched.labels(how).set(count)
 
     def _set_engine(self, engine: Mapping[str, Any]) -> None:
         """Without an engine nothing is in memory."""

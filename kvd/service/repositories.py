@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvd.config import Settings
 from kvd.recall.rank import search
+from kvd.service.background import Background
 from kvd.service.indexer import update_index
 from kvd.service.threads import run_cancellable
+from kvd.source.cutter import prepared
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
 
@@ -20,9 +23,10 @@ _PROGRESS_SECONDS = 0.05
 
 @dataclass(slots=True)
 class _Work:
-    """`listeners` are those whose request waits for the update that runs."""
+    """`users` work on it or wait for their turn; `listeners` are those of them that somebody's request waits for."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
     listeners: list[ProgressCallback] = field(default_factory=list)
 
 
@@ -31,6 +35,8 @@ class Repositories:
 
     def __init__(self) -> None:
         self._work: dict[Path, _Work] = {}
+        self._current: dict[Path, float] = {}
+        """When the last update that came to its end began, as `time.monotonic()`."""
 
     async def find_root(self, path: str) -> Path:
         """The repository that `path` (absolute) is in; `RepositoryError` where there is none to read."""
@@ -38,20 +44,63 @@ class Repositories:
 
     async def update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
         """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done."""
-        work = self._work.setdefault(root, _Work())
-        work.listeners.append(on_progress)
-        try:
+        with self._at_work(root) as work:
+            work.listeners.append(on_progress)
+            try:
+                async with work.turn:
+                    report = _throttled(asyncio.get_running_loop(), work.listeners)
+
+                    def run(cancelled: Callable[[], bool]) -> IndexSummary:
+                        return update_index(root, settings, report, cancelled)
+
+                    return await self._noted(root, run_cancellable(run))
+            finally:
+                work.listeners.remove(on_progress)
+
+    async def refresh(
+        self, root: Path, settings: Settings, background: Background, since: float, files: bool
+    ) -> IndexSummary | None:
+        """An update that nobody asked for, in `background`; None where one that began after `since` came first.
+
+        `files`: some are known to have changed. Raises `CancelledError` as soon as a question is there, or somebody
+        waits for an update of this root. What it had done by then is kept.
+        """
+        with self._at_work(root) as work:
             async with work.turn:
+                if self.is_current(root, since):
+                    return None
                 report = _throttled(asyncio.get_running_loop(), work.listeners)
 
                 def run(cancelled: Callable[[], bool]) -> IndexSummary:
-                    return update_index(root, settings, report, cancelled)
+                    def stop() -> bool:
+                        return cancelled() or background.must_wait() or bool(work.listeners)
 
-                return await run_cancellable(run)
+                    with prepared() if files else nullcontext():
+                        return update_index(root, settings, report, stop)
+
+                return await self._noted(root, run_cancellable(run, background.executor))
+
+    async def _noted(self, root: Path, update: Coroutine[None, None, IndexSummary]) -> IndexSummary:
+        """Run `update`, and remember when it began if it comes to its end."""
+        began = time.monotonic()
+        summary = await update
+        self._current[root] = began
+        return summary
+
+    @contextmanager
+    def _at_work(self, root: Path) -> Iterator[_Work]:
+        work = self._work.setdefault(root, _Work())
+        work.users += 1
+        try:
+            yield work
         finally:
-            work.listeners.remove(on_progress)
-            if not work.listeners:
-                self._work.pop(root, None)
+            work.users -= 1
+            if not work.users:
+                del self._work[root]
+
+    def is_current(self, root: Path, since: float) -> bool:
+        """Whether an update that came to its end began after `since` (`time.monotonic()`)."""
+        return self._current.get(root, 0.0) > since
 
     async def search(self, root: Path, query: str, top_k: int) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""

@@ -23,6 +23,7 @@ from kvd.service.repositories import Repositories
 from kvd.service.reranking import CANDIDATES, Reranked
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
+from kvd.service.watching import Watching
 from kvd.types import IndexSummary, ProgressCallback
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,12 @@ class Service:
         self.metrics = Metrics()
         self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
         self._asker = Asker(self._repositories, self._engine)
+        self._watching = Watching(self._repositories, self.metrics)
         self._background: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Watch the repositories that were used lately."""
+        self._watching.start()
 
     async def index(self, path: str, background: bool, emit: Emit) -> dict[str, Any]:
         """Index the repository that `path` is in; in the background: only start with it."""
@@ -55,7 +61,9 @@ class Service:
         return {"repo": str(root), "background": True}
 
     async def _update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
-        return await self._repositories.update(root, settings, on_progress)
+        summary = await self._repositories.update(root, settings, on_progress)
+        self._watching.used(root)
+        return summary
 
     async def _index_unattended(self, root: Path, settings: Settings) -> None:
         try:
@@ -93,7 +101,11 @@ class Service:
     async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:
         """Answer `question` from the repository that `repo` is in."""
         root = await self._repositories.find_root(repo)
-        result = await self._asker.ask(root, question, load_settings(), emit)
+        try:
+            with self._watching.making_way():
+                result = await self._asker.ask(root, question, load_settings(), emit)
+        finally:
+            self._watching.used(root)
         # Nothing is awaited from here on, so that what is counted as answered is answered.
         self.metrics.count_answer(result)
         return result
@@ -120,12 +132,13 @@ class Service:
         indexes = await _within(asyncio.to_thread(known_indexes))
         store = await self._store_state(settings)
         self.metrics.observe(engine, store, indexes)
+        self.metrics.observe_watching(self._watching.counts())
         return {
             "model": model,
             "engine": engine,
             "reuse_setting": settings.reuse,
             "indexing": self._repositories.busy,
-            "indexes": indexes or [],
+            "indexes": [{**index, "watch": self._watching.state(index["repo"])} for index in indexes or []],
             "store": store,
             "metrics": self.metrics.to_json(),
             "settings_error": fault,
@@ -163,6 +176,7 @@ class Service:
             task.cancel()
         if self._background:
             await asyncio.wait(list(self._background))
+        await self._watching.close()
         await self._engine.stop()
         await asyncio.to_thread(self._writer.close, _FLUSH_SECONDS)
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
 
-async def run_cancellable(work: Callable[[Callable[[], bool]], Result]) -> Result:
-    """Run `work(cancelled)` in a thread; `cancelled()` becomes true when this coroutine is cancelled.
+async def run_cancellable(work: Callable[[Callable[[], bool]], Result], executor: Executor | None = None) -> Result:
+    """Run `work(cancelled)` in a thread of `executor`, None being the loop's; `cancelled()` becomes true when this
+    coroutine is cancelled.
 
     Returns or raises only after the thread is done: locks that the caller holds stay held while it works.
     """
     stop = threading.Event()
-    future = asyncio.ensure_future(asyncio.to_thread(work, stop.is_set))
+    future = asyncio.get_running_loop().run_in_executor(executor, work, stop.is_set)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

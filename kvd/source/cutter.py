@@ -13,11 +13,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, local
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -96,15 +96,8 @@ class Cutter:
         if self._starts >= MAX_STARTS:
             return False
         self._starts += 1
-        # -P: the working folder may be a repository with a json.py of its own.
-        command = [sys.executable, "-P", "-m", "kvd.source.child"]
-        code = [_CODE, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(code)}
-        try:
-            child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-            )
-        except OSError:
+        child = _take_prepared() or _new_child()
+        if child is None:
             return False
         assert child.stdin is not None
         assert child.stdout is not None
@@ -129,6 +122,41 @@ class Cutter:
         child.wait(_STOP_S)
         for thread in self._threads:
             thread.join(_STOP_S)
+
+
+def _new_child() -> subprocess.Popen[bytes] | None:
+    # -P: the working folder may be a repository with a json.py of its own.
+    command = [sys.executable, "-P", "-m", "kvd.source.child"]
+    code = [_CODE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(code)}
+    with suppress(OSError):
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+    return None
+
+
+# Of each thread, as a child has the priority of the thread that it was started in.
+_prepared = local()
+
+
+def _take_prepared() -> subprocess.Popen[bytes] | None:
+    child: subprocess.Popen[bytes] | None = getattr(_prepared, "child", None)
+    _prepared.child = None
+    return child
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Start the child for the next `Cutter` of this thread now: it gets ready while the caller does something else."""
+    _prepared.child = _new_child()
+    try:
+        yield
+    finally:
+        unused = _take_prepared()
+        if unused is not None:
+            with unused:
+                unused.kill()
 
 
 def _write_all(file: BinaryIO, outbox: SimpleQueue[Item[Any] | None]) -> None:

@@ -50,7 +50,7 @@ def find_root(path: Path) -> Path:
     folder or `/` without git, which nobody means to have indexed.
     """
     folder = checked_folder(path)
-    root = _git_root(folder)
+    root = git_root(folder)
     if root is None and folder in (Path(folder.anchor), Path(os.path.realpath(Path.home()))):
         raise RepositoryError(f"{folder} is no repository", hint="cd to a project, or name its folder")
     return root or folder
@@ -78,7 +78,8 @@ def list_files(root: Path) -> Listing:
     return _stat_all(root, walk_folder(root, MAX_FILES + 1) if names is None else names)
 
 
-def _git_root(folder: Path) -> Path | None:
+def git_root(folder: Path) -> Path | None:
+    """The folder at or above `folder` that holds a `.git`, or None."""
     for candidate in (folder, *folder.parents):
         marker = candidate / ".git"
         try:
@@ -97,7 +98,7 @@ def git_environment() -> dict[str, str]:
 
 def _git_names(root: Path) -> list[str] | None:
     """Names from git, or None where git can't say."""
-    top = _git_root(root)
+    top = git_root(root)
     if top is None:
         return None
     # core.fsmonitor would run a program that the repository's own configuration names.

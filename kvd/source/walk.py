@@ -57,6 +57,21 @@ def walk_folder(root: Path, limit: int) -> Iterator[str]:
         stack += [(path, rules) for path in reversed(inner)]
 
 
+def walk_folders(root: Path) -> Iterator[str]:
+    """The folders that `walk_folder` looks into, as "" or "a/b"; each is given before it is looked into."""
+    stack: list[tuple[str, tuple[_Rules, ...]]] = [("", _read_rules(root / ".git" / "info" / "exclude", ""))]
+    while stack:
+        folder, rules = stack.pop()
+        yield folder.rstrip("/")
+        rules += _read_rules(root / folder / ".gitignore", folder)
+        inner = [folder + name + "/" for name, is_folder in _entries(root / folder) if is_folder]
+        stack += [(path, rules) for path in inner if _entered(root / path, path, rules)]
+
+
+def _entered(folder: Path, path: str, rules: tuple[_Rules, ...]) -> bool:
+    return not (_never_entered(folder) or _ignored(path, rules) or (folder / ".git").exists())
+
+
 def _never_entered(folder: Path) -> bool:
     # A virtual environment may have any name; this file makes it one.
     return folder.name in _NEVER_ENTERED or (folder / "pyvenv.cfg").is_file()
