@@ -81,12 +81,13 @@ class Service:
         received = time.monotonic()
         settings = load_settings()
         root = await self._repositories.find_root(repo)
-        await self._update(root, settings, lambda p: emit(stage_value(p)))
-        started = time.monotonic()
-        wanted = top_k or settings.top_k
-        hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted)
-        recalled = time.monotonic()
-        ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
+        with self._watching.making_way():
+            await self._update(root, settings, lambda p: emit(stage_value(p)))
+            started = time.monotonic()
+            wanted = top_k or settings.top_k
+            hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted)
+            recalled = time.monotonic()
+            ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
         times = {"recall": (recalled - started) * 1000, "total": (time.monotonic() - received) * 1000}
         if by_model:
             times |= {"rerank": ranked.ms, "model_load": ranked.model_load_ms}

@@ -32,8 +32,8 @@ QUIET_SECONDS = 0.3
 LONGEST_SECONDS = 2.0
 """but so long after the first of them at the latest."""
 
-_REST_SHARE = 9
-"""After a run comes a rest of so many times what it took: a steady stream of changes costs a tenth of a core."""
+_REST_SHARE = 2
+"""After a run comes a rest of so many times what it took: a steady stream of changes costs a third of a core."""
 
 _LONGEST_REST = 30.0
 """In seconds. The rest doubles with each run that finds nothing, up to this."""
@@ -77,6 +77,8 @@ class Tended:
 
     def state(self) -> dict[str, Any]:
         """As `Watching.state`."""
+        if self._noticed.ended:
+            return {"state": "off", "why": self._noticed.ended, "folders": 0}
         if self.unwatchable:
             return {"state": "polled", "why": self.unwatchable, "folders": 0}
         if self._watch is None:

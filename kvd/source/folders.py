@@ -28,10 +28,16 @@ def ignored(root: Path, paths: Collection[str]) -> set[str] | None:
     """
     if git_root(root) is None:
         return None
-    # With "./" before them, names that begin with ":" have no other meaning.
-    given = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
-    output = _git(root, ["check-ignore", "-z", "--stdin"], given)
-    return None if output is None else {os.fsdecode(name[2:]) for name in output.split(b"\0") if name}
+    by_name = {_as_git_asks(root, path): path for path in paths}
+    output = _git(root, ["check-ignore", "-z", "--stdin"], b"".join(name + b"\0" for name in by_name))
+    return None if output is None else {by_name[name] for name in output.split(b"\0") if name}
+
+
+def _as_git_asks(root: Path, path: str) -> bytes:
+    # With "./" before them, names that begin with ":" have no other meaning. Only what is gone needs the "/" to be
+    # taken for a folder; where one is, "folder/" would be judged by the ignore file in it.
+    there = path.endswith("/") and os.path.lexists(root / path[:-1])
+    return b"./" + os.fsencode(path[:-1] if there else path)
 
 
 def visible_folders(root: Path, kept_out: Set[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from kvd.worker.protocol import COUNTERS
 from tests.counting import by_label, parsed, single
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text("utf-8")
-LABELS = {"method", "outcome", "source", "tier", "result", "direction", "reason", "device", "version", "le"}
+LABELS = {"method", "outcome", "source", "tier", "result", "direction", "reason", "device", "version", "le", "how"}
 
 
 def test_counts_of_one_engine_outlive_it() -> None:
