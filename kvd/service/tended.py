@@ -71,14 +71,19 @@ class Tended:
         self._noticed.add_anything()
 
     @property
+    def ended(self) -> str:
+        """Why nothing will be noticed any more, or ""."""
+        return self._noticed.ended
+
+    @property
     def folders(self) -> int:
         """How many folders are watched."""
         return 0 if self._watch is None else len(self._watch)
 
     def state(self) -> dict[str, Any]:
         """As `Watching.state`."""
-        if self._noticed.ended:
-            return {"state": "off", "why": self._noticed.ended, "folders": 0}
+        if self.ended:
+            return {"state": "off", "why": self.ended, "folders": 0}
         if self.unwatchable:
             return {"state": "polled", "why": self.unwatchable, "folders": 0}
         if self._watch is None:
@@ -93,7 +98,7 @@ class Tended:
     async def tend(self, on_watch: Callable[[], None]) -> str:
         """Runs until nothing can be noticed any more; returns why. `on_watch` is called after watches were placed."""
         try:
-            while not self._noticed.ended:
+            while not self.ended:
                 await self._settle()
                 await self._look(on_watch)
         except RepositoryError:
@@ -102,7 +107,7 @@ class Tended:
             watch, self._watch = self._watch, None
             if watch is not None:
                 await self._background.run(watch.close)
-        return self._noticed.ended
+        return self.ended
 
     def _wake(self) -> None:
         # The loop may have ended.
@@ -128,7 +133,7 @@ class Tended:
         """Index what changed, if that counts."""
         if not await self._background.run(lambda: os.path.realpath(self.root) == str(self.root)):
             self._noticed.end("its folder was replaced by a link")
-        if self._noticed.ended:
+        if self.ended:
             return
         changes = self._noticed.take()
         if await self._background.run(lambda: self._nothing_counts(changes)):

@@ -68,11 +68,12 @@ class Watching:
         """A request was about `root`: if its index could be brought up to date, it is watched from now on."""
         if self._closed or not self._repositories.is_current(root, 0.0) or not self._allowed():
             return
-        if root in self._tended:
-            self._tended[root] = self._tended.pop(root)
-            self._tended[root][0].used()
-        else:
+        held = self._tended.pop(root, None)
+        if held is None or held[0].ended:
             self._begin(root)
+        else:
+            self._tended[root] = held
+            held[0].used()
         asyncio.get_running_loop().run_in_executor(None, note_use, root)
 
     def _allowed(self) -> bool:
