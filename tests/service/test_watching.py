@@ -24,12 +24,28 @@ from kvd.service import repositories, tended, watching
 from kvd.service.background import Background
 from kvd.service.indexer import update_index
 from kvd.service.recent import note_use, recently_used
+from kvd.service.repositories import Repositories
 from kvd.service.service import Service
+from kvd.source.watch import NoEventsError, Watcher
 from kvd.types import IndexSummary, Progress
 
 from .test_service import CHILD, question
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are events on Linux only")
+
+
+@pytest.fixture
+def refreshed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The roots for which an update in the background was begun, as they come."""
+    roots: list[Path] = []
+    refresh = Repositories.refresh
+
+    async def noted(self: Repositories, root: Path, *rest: Any, **more: Any) -> IndexSummary | None:
+        roots.append(root)
+        return await refresh(self, root, *rest, **more)
+
+    monkeypatch.setattr(Repositories, "refresh", noted)
+    return roots
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +79,11 @@ class Desk:
 
     def state(self, root: Path) -> dict[str, Any]:
         return self.service._watching.state(str(root))
+
+    async def idle(self) -> None:
+        """Let what is in line for the background, and what follows from it, have its turn."""
+        for _ in range(4):
+            await self.service._watching._background.run(lambda: None)
 
     def untaken(self, root: Path) -> bool:
         """Whether something was noticed that nothing was made of yet."""
@@ -168,26 +189,29 @@ def test_what_git_alone_changes_is_noticed(repository: Path) -> None:
     run(body)
 
 
-def test_what_is_ignored_causes_no_run_and_is_not_watched(repository: Path) -> None:
+def test_what_is_ignored_causes_no_run_and_is_not_watched(repository: Path, refreshed: list[Path]) -> None:
     (repository / ".gitignore").write_text("node_modules/\n*.log\n")
     for number in range(30):
         (repository / "node_modules" / f"package{number}" / "lib").mkdir(parents=True)
 
     async def body(desk: Desk) -> None:
         before = await desk.watch(repository)
+        assert len(refreshed) == 1
         # The root, src, .git and .git/info.
         assert desk.state(repository)["folders"] == 4
         (repository / "node_modules" / "package1" / "a.js").write_text("x")
         shutil.rmtree(repository / "node_modules")
         put(repository / "src" / "debug.log", "x")
-        await desk.until(lambda: desk.untaken(repository))
-        await desk.until(lambda: not desk.untaken(repository))
+        await desk.until(lambda: "src/debug.log" in desk.service._watching._tended[repository][0]._noticed._muted)
+        await desk.idle()
+        assert len(refreshed) == 1
         # What is known to be ignored is not even looked at.
         put(repository / "src" / "debug.log", "y")
         put(repository / "src" / "a.py", "def last_of_all(): pass\n")
         await desk.until(lambda: desk.has(repository, "last_of_all"))
         await desk.until(lambda: desk.runs() > before)
         assert desk.runs() == before + 1
+        assert len(refreshed) == 2
 
     run(body)
 
@@ -297,13 +321,31 @@ def test_a_root_that_goes_ends_its_watch(repository: Path, how: str) -> None:
         await desk.until(lambda: desk.state(repository)["state"] == "off")
         assert desk.state(repository)["why"].startswith("its folder")
         assert desk.runs("failed") == 0
-        await desk.until(lambda: desk.service._watching.folders == 0)
-        if how != "linked":
+        if how == "linked":
+            await desk.until(lambda: desk.service._watching.folders == 0)
+        else:
             # It can come back.
             shutil.copytree(copy, repository)
             await desk.watch(repository)
             (repository / "back.py").write_text("def back_again(): pass\n")
             await desk.until(lambda: desk.has(repository, "back_again"))
+
+    run(body)
+
+
+def test_a_root_that_comes_back_while_its_watch_ends_is_watched_anew(repository: Path) -> None:
+    async def body(desk: Desk) -> None:
+        await desk.watch(repository)
+        copy = shutil.copytree(repository, repository.with_name("copy"))
+        over = threading.Event()
+        holding = asyncio.create_task(desk.service._watching._background.run(lambda: over.wait(20.0)))
+        shutil.rmtree(repository)
+        await desk.until(lambda: desk.state(repository)["state"] == "off")
+        shutil.copytree(copy, repository)
+        await desk.service.index(str(repository), False, lambda value: None)
+        over.set()
+        await holding
+        await desk.until(lambda: desk.state(repository)["state"] == "watched")
 
     run(body)
 
@@ -346,7 +388,9 @@ def test_a_run_gives_way_and_is_made_up_for(repository: Path, monkeypatch: pytes
     run(body)
 
 
-def test_nothing_runs_beside_a_question(repository: Path, fake_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_beside_a_question(
+    repository: Path, fake_model: Path, monkeypatch: pytest.MonkeyPatch, refreshed: list[Path]
+) -> None:
     held_back = 0
     wait = Background.wait
 
@@ -368,7 +412,8 @@ def test_nothing_runs_beside_a_question(repository: Path, fake_model: Path, monk
         shutil.copytree(repository, other)
         await desk.service.index(str(other), False, lambda value: None)
         await desk.until(lambda: held_back == 2)
-        assert desk.runs() == before
+        await desk.idle()
+        assert desk.runs() == before == len(refreshed)
         assert desk.untaken(repository)
         assert desk.state(other)["state"] == "off"
         asked.cancel()
@@ -473,14 +518,42 @@ def test_closing_is_prompt_and_leaves_no_thread_and_no_child(repository: Path) -
     assert set(threading.enumerate()) == before
 
 
+def test_a_polled_root_that_becomes_a_link_is_left(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*rest: object) -> None:
+        raise NoEventsError("it is so")
+
+    monkeypatch.setattr(Watcher, "watch", none)
+    monkeypatch.setattr(tended, "POLL_SECONDS", 0.05)
+
+    async def body(desk: Desk) -> None:
+        await desk.service.index(str(repository), False, lambda value: None)
+        await desk.until(lambda: desk.runs() == 1)
+        assert desk.state(repository) == {"state": "polled", "why": "it is so", "folders": 0}
+        assert desk.service._watching.counts() == {"events": 0, "polling": 1}
+        (repository / "src" / "session.py").write_text("def found_by_polling(): pass\n")
+        await desk.until(lambda: desk.has(repository, "found_by_polling"))
+        elsewhere = repository.rename(repository.with_name("elsewhere"))
+        repository.symlink_to(elsewhere)
+        await desk.until(lambda: desk.state(repository)["why"] == "its folder was replaced by a link")
+        assert not paths.index_file(elsewhere).exists()
+
+    monkeypatch.setattr(tended, "_POLL_SHARE", 1)
+    run(body)
+
+
 _FEW = """
 import asyncio, logging, sys
 from pathlib import Path
 from kvd.recall.rank import search
 from kvd.service import tended
 from kvd.service.service import Service
+from kvd.source.watch import Watcher
 
 tended.POLL_SECONDS = 0.05
+tended._POLL_SHARE = 1
+tried = []
+watch = Watcher.watch
+Watcher.watch = lambda *all: (tried.append(1), watch(*all))[1]
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 async def main(small, large):
@@ -496,7 +569,13 @@ async def main(small, large):
             while not any("noticed_anyway" in hit.chunk.text for hit in search(Path(root), "noticed_anyway", 3)):
                 await asyncio.sleep(0.01)
     print(service._watching.state(large))
+    before = len(tried)
     await service.index(large, False, lambda value: None)
+    async with asyncio.timeout(20):
+        while len(tried) == before:
+            await asyncio.sleep(0.01)
+    for _ in range(4):
+        await service._watching._background.run(lambda: None)
     await service.close()
 
 asyncio.run(main(*sys.argv[1:]))
