@@ -234,6 +234,7 @@ def test_own_files_within_the_repository_cause_no_run(isolated_home: Path) -> No
     run(body)
 
 
+@pytest.mark.slow
 def test_a_storm_of_writes_gives_few_runs(repository: Path) -> None:
     async def body(desk: Desk) -> None:
         before = await desk.watch(repository)
@@ -281,6 +282,7 @@ def test_a_steady_stream_does_not_postpone_it_for_ever(repository: Path, monkeyp
     run(body)
 
 
+@pytest.mark.slow
 def test_runs_that_find_nothing_become_rare(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tended, "_REST_SHARE", 2)
 

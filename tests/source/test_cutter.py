@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvd.source import cutter as cutter_module
-from kvd.source.cutter import Cutter, Item
+from kvd.source.cutter import Cutter, Item, prepared
 
 DEEP = b"> " * 5_000 + b"deep\n"
 """Makes the Markdown grammar write past its buffer."""
@@ -54,6 +54,19 @@ def test_killed_child_is_started_again() -> None:
             if number == 5 and cutter._child is not None:
                 os.kill(cutter._child.pid, signal.SIGKILL)
         assert cutter._starts == 2
+
+
+def test_a_prepared_child_is_taken_once_and_ended() -> None:
+    with prepared():
+        child = cutter_module._prepared.child
+        for taken in (True, False):
+            with Cutter() as cutter:
+                list(cutter.cut([item("a.py", b"def a(): pass\n")]))
+                assert (cutter._child is child) == taken
+    with prepared():
+        unused = cutter_module._prepared.child
+    assert child.returncode == unused.returncode == -signal.SIGKILL
+    assert cutter_module._prepared.child is None
 
 
 def test_hanging_child(monkeypatch: pytest.MonkeyPatch) -> None:
