@@ -23,4 +23,6 @@ def examine() -> Iterator[Finding]:
     yield from native.llama(has.gpu)
     state, finding = daemon.state()
     yield finding
+    if state is not None:
+        yield daemon.watches(state)
     yield from daemon.model(state)

@@ -14,6 +14,8 @@ from kvd.models.active import ActiveModel, active_model
 from kvd.rpc.client import Client
 
 _STATUS_SECONDS = 15.0
+_LIMITS = {"max_user_watches": 524_288, "max_user_instances": 512}
+"""Of `fs.inotify`, with what many systems set them to."""
 
 
 def settings() -> tuple[Settings, Finding]:
@@ -35,6 +37,18 @@ def state() -> tuple[dict[str, Any] | None, Finding]:
         return None, fault("daemon", error.message, error.hint or "kvd logs")
     daemon = found["daemon"]
     return found, ok("daemon", f"kvd {daemon['version']}, pid {daemon['pid']}, listens at {paths.socket_file()}")
+
+
+def watches(found: dict[str, Any]) -> Finding:
+    """Whether changes are noticed by events, in the repositories that the daemon looks after."""
+    watched = [index["watch"] for index in found["indexes"]]
+    polled = [watch["why"] for watch in watched if watch["state"] == "polled"]
+    count = sum(watch["state"] == "watched" for watch in watched)
+    text = f"repositories: {count} by events" + (f", {len(polled)} by polling ({polled[0]})" if polled else "")
+    for name, enough in _LIMITS.items():
+        if any(name in why for why in polled):
+            return note("watches", text, f"sudo sysctl fs.inotify.{name}={enough}")
+    return ok("watches", text)
 
 
 def model(found: dict[str, Any] | None) -> Iterator[Finding]:

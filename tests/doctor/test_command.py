@@ -11,7 +11,7 @@ from tests.conftest import Kvd, use_model
 
 _PARTS = [
     *("python", "settings", "memory", "disk", "folders", "sqlite", "sqlite-vec", "torch", "llama.cpp", "gpu"),
-    *("daemon", "model", "reuse", "device"),
+    *("daemon", "watches", "model", "reuse", "device"),
 ]
 
 
