@@ -25,7 +25,8 @@ from kvd.bench.text import counted, interval
 from kvd.bench.traces import Say
 from kvd.config import Settings
 from kvd.errors import UsageError
-from kvd.recall.rank import DEFAULT_WEIGHTS, Weights, search
+from kvd.recall.rank import search
+from kvd.recall.scores import DEFAULT_WEIGHTS, Weights
 from kvd.service.indexer import update_index
 from kvd.types import Chunk
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import apsw
 
-from kvd.recall import database
+from kvd.recall import database, pins
 from kvd.recall.embed import default_embedder, label
 from kvd.recall.index import VECTOR_SCALE, as_int8
+from kvd.recall.only import EVERYTHING, Only, allowed_chunks
+from kvd.recall.query import Query
 from kvd.recall.vocabulary import corrected
+from kvd.recall.words import query_words
 
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
@@ -32,13 +36,18 @@ BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
 
 @dataclass(slots=True)
 class Candidate:
-    """`bm25` is positive, higher is better; `coverage` and `similarity` go up to 1."""
+    """`bm25` is positive, higher is better; `coverage`, `similarity`, `lead` and `literal` go up to 1."""
 
     path: str = ""
+    scope: str = ""
     symbols: tuple[str, ...] = ()
+    mtime_ns: int = 0
+    words: set[str] = field(default_factory=set)
     bm25: float = 0.0
     coverage: float = 0.0
     similarity: float = 0.0
+    lead: float = 0.0
+    literal: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +58,23 @@ class Gathered:
     importance: dict[str, float] = field(default_factory=dict)
 
 
-def gather(db: apsw.Connection, query: str, terms: list[str]) -> Gathered:
-    """Look the terms up and find the nearest vectors."""
+def gather(db: apsw.Connection, query: Query, only: Only = EVERYTHING) -> Gathered:
+    """Look the terms up, find the nearest vectors and what the query points at."""
+    allowed = allowed_chunks(db, only)
+    chunks = _count(db)
     # In a few chunks it says little that a word is in most of them.
-    total = max(_count(db), _FEW)
-    rows = corrected(db, terms)
+    total = max(chunks, _FEW)
+    rows = corrected(db, query.terms)
     asked = sorted(rows, key=lambda term: rows[term] or total)[:MAX_TERMS]
     # Words that are rarer than one chunk in fifty, or missing, weigh alike: one of them can't rule out the rest.
     common = max(1.0, total / 50)
     weights = {term: math.log(1 + (total + 1) / (max(rows[term], common) + 0.5)) for term in asked}
     whole = sum(weights.values()) or 1.0
     importance = {term: weight / whole for term, weight in weights.items()}
-    candidates = _lexical(db, asked, rows, importance)
-    if terms:
-        _add_similar(db, query, terms, candidates)
+    candidates = _Lexical(db, rows, importance, chunks, allowed).found(asked)
+    if query.terms:
+        _add_similar(db, query, candidates, allowed)
+    _add_pinned(db, query, candidates, allowed)
     _describe(db, candidates)
     return Gathered(candidates, importance)
 
@@ -71,53 +83,93 @@ def _count(db: apsw.Connection) -> int:
     return int(database.rows(db, "SELECT count(*) FROM chunks")[0][0])
 
 
-def _lexical(
-    db: apsw.Connection, asked: list[str], rows: dict[str, int], importance: dict[str, float]
-) -> dict[int, Candidate]:
-    found: dict[int, Candidate] = {}
-    read = 0
-    for term in asked:
-        # From the rarest on: what is in most chunks tells them apart too little to be worth reading.
-        if not rows[term] or (read and read + rows[term] > _MAX_ROWS):
-            continue
-        read += rows[term]
+@dataclass(frozen=True, slots=True)
+class _Lexical:
+    """Looks words up. `rows`: in how many chunks each is; `allowed`: the chunks that may be found, None for all."""
+
+    db: apsw.Connection
+    rows: dict[str, int]
+    importance: dict[str, float]
+    chunks: int
+    allowed: Container[int] | None
+
+    def found(self, asked: Sequence[str]) -> dict[int, Candidate]:
+        found: dict[int, Candidate] = {}
+        read = 0
+        for term in asked:
+            rows = self.rows[term]
+            # From the rarest on: what is in most chunks tells them apart too little to be worth reading.
+            if not rows or (read and read + rows > _MAX_ROWS):
+                continue
+            read += rows
+            self._add(term, found)
+        best = sorted(found, key=lambda number: found[number].bm25, reverse=True)[:_MAX_CANDIDATES]
+        return {number: found[number] for number in best}
+
+    def _add(self, term: str, found: dict[int, Candidate]) -> None:
+        lift = _lift(self.rows[term], self.chunks)
         # A quoted string has no syntax; words hold no quotes, but doubling them costs nothing.
         quoted = '"' + term.replace('"', '""') + '"'
-        for number, rank in database.rows(
-            db, "SELECT rowid, bm25(words, ?, ?, ?) FROM words WHERE words MATCH ?", (BODY, PATH, SYMBOLS, quoted)
-        ):
+        sql = "SELECT rowid, bm25(words, ?, ?, ?) FROM words WHERE words MATCH ?"
+        for number, rank in database.rows(self.db, sql, (BODY, PATH, SYMBOLS, quoted)):
+            if self.allowed is not None and number not in self.allowed:
+                continue
             item = found.get(number)
             if item is None:
                 item = found[number] = Candidate()
-            item.bm25 -= rank
-            item.coverage += importance[term]
-    best = sorted(found, key=lambda number: found[number].bm25, reverse=True)[:_MAX_CANDIDATES]
-    return {number: found[number] for number in best}
+            item.bm25 -= rank * lift
+            item.coverage += self.importance[term]
+            item.words.add(term)
 
 
-def _add_similar(db: apsw.Connection, query: str, terms: list[str], candidates: dict[int, Candidate]) -> None:
+def _lift(rows: int, chunks: int) -> float:
+    """What makes FTS5's IDF, next to nothing for words of half the chunks, one that is above 0 for all words."""
+    theirs = max(math.log((chunks - rows + 0.5) / (rows + 0.5)), 1e-6)
+    return math.log(1 + (chunks - rows + 0.5) / (rows + 0.5)) / theirs
+
+
+def _add_similar(
+    db: apsw.Connection, query: Query, candidates: dict[int, Candidate], allowed: frozenset[int] | None
+) -> None:
     embedder = default_embedder()
     if database.read_meta(db).get("embedder") != label(embedder):
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
-    vector = as_int8(embedder.embed_query(" ".join(terms))).tobytes()
+    vector = as_int8(embedder.embed_query(" ".join(query_words(query.text)))).tobytes()
+    confined, bindings = "", (vector, _MAX_VECTORS)
+    if allowed is not None:
+        confined, bindings = (
+            " AND rowid IN (SELECT value FROM json_each(?))",
+            (*bindings, json.dumps(sorted(allowed))),
+        )
     twice = 2.0 * VECTOR_SCALE**2
-    for number, distance in database.rows(
-        db, "SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?", (vector, _MAX_VECTORS)
-    ):
+    sql = f"SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?{confined}"
+    for number, distance in database.rows(db, sql, bindings):
         candidates.setdefault(number, Candidate()).similarity = 1.0 - distance**2 / twice
 
 
+def _add_pinned(
+    db: apsw.Connection, query: Query, candidates: dict[int, Candidate], allowed: frozenset[int] | None
+) -> None:
+    for number, lead in pins.led(db, query).items():
+        if allowed is None or number in allowed:
+            candidates.setdefault(number, Candidate()).lead = lead
+    for number, share in pins.literal(db, query).items():
+        if allowed is None or number in allowed:
+            candidates.setdefault(number, Candidate()).literal = share
+
+
 def _describe(db: apsw.Connection, candidates: dict[int, Candidate]) -> None:
-    """Fill in path and symbols; what has no chunk any more goes."""
+    """Fill in what the tables say of each; what has no chunk any more goes."""
     found = database.rows(
         db,
-        "SELECT chunks.id, files.path, symbols FROM json_each(?) AS wanted JOIN chunks ON chunks.id = wanted.value"
-        " JOIN files ON files.id = file_id",
+        "SELECT chunks.id, files.path, scope, symbols, mtime_ns FROM json_each(?) AS wanted"
+        " JOIN chunks ON chunks.id = wanted.value JOIN files ON files.id = file_id",
         (json.dumps(list(candidates)),),
     )
-    for number, path, symbols in found:
-        candidates[number].path = path
-        candidates[number].symbols = tuple(symbols.split("\n")) if symbols else ()
+    for number, path, scope, symbols, mtime_ns in found:
+        item = candidates[number]
+        item.path, item.scope, item.mtime_ns = path, scope, mtime_ns
+        item.symbols = tuple(symbols.split("\n")) if symbols else ()
     for number in [number for number, item in candidates.items() if not item.path]:
         del candidates[number]

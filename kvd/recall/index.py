@@ -16,7 +16,7 @@ import apsw
 from kvd.errors import CancelledError, StoreError
 from kvd.recall import database
 from kvd.recall.embed import Embedder, embedded_text, label
-from kvd.recall.words import words
+from kvd.recall.stems import terms
 from kvd.types import Chunk
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class IndexWriter:
             ),
         )
         file_id = int(row[0][0])
-        path_words = " ".join(words(file.path))
+        path_words = " ".join(terms(file.path))
         for chunk, symbols in file.chunks:
             self._db.execute(
                 "INSERT INTO chunks (file_id, start_line, end_line, start_byte, end_byte, scope, symbols, text)"
@@ -172,10 +172,10 @@ class IndexWriter:
                 ),
             )
             chunk_id = self._db.last_insert_rowid()
-            symbol_words = " ".join(words(" ".join((chunk.scope, *symbols))))
+            symbol_words = " ".join(terms(" ".join((chunk.scope, *symbols))))
             self._db.execute(
                 "INSERT INTO words (rowid, body, path, symbols) VALUES (?, ?, ?, ?)",
-                (chunk_id, " ".join(words(chunk.text)), path_words, symbol_words),
+                (chunk_id, " ".join(terms(chunk.text)), path_words, symbol_words),
             )
             yield chunk_id, chunk
 

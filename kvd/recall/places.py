@@ -20,11 +20,11 @@ _ENTRY = re.compile(r"(^|/)(__init__\.py|index\.[jt]sx?|mod\.rs)$")
 _STUB = re.compile(r"\.(d\.ts|pyi)$")
 
 _KINDS = (
-    (_TEST, 0.5, {"test", "spec", "fixtur", "mock"}),
+    (_TEST, 0.4, {"test", "spec", "fixtur", "mock"}),
     (_EXAMPLE, 0.6, {"exampl", "sampl", "demo", "tutorial", "bench", "benchmark"}),
-    (_DOCUMENT, 0.7, {"doc", "document", "documentation", "readm", "changelog", "guid", "licens"}),
+    (_DOCUMENT, 0.6, {"doc", "document", "documentation", "readm", "changelog", "guid", "licens"}),
     (_DATA, 0.7, {"config", "configuration", "json", "yaml", "yml", "toml", "css", "style", "xml", "ini"}),
-    (_OLD, 0.75, {"vendor", "legacy", "compat", "deprecat", "local", "i18n"}),
+    (_OLD, 0.6, {"vendor", "legacy", "compat", "deprecat", "local", "i18n"}),
     (_STUB, 0.8, {"stub", "typ"}),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import apsw
@@ -17,7 +18,7 @@ _MAX_CORRECTED = 6
 _MAX_COMPARED = 1_500
 
 
-def document_counts(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
+def document_counts(db: apsw.Connection, terms: Sequence[str]) -> dict[str, int]:
     """In how many chunks each term is."""
     counts = dict.fromkeys(terms, 0)
     for term in terms:
@@ -26,7 +27,7 @@ def document_counts(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
     return counts
 
 
-def corrected(db: apsw.Connection, terms: list[str]) -> dict[str, int]:
+def corrected(db: apsw.Connection, terms: Sequence[str]) -> dict[str, int]:
     """The terms with `document_counts`; one that no chunk has is replaced by the one most like it, if any is."""
     counts = document_counts(db, terms)
     missing = [term for term in terms if not counts[term] and term.isalpha() and _SHORTEST <= len(term) <= _LONGEST]

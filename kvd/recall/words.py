@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 
-WORDS_VERSION = 1
+WORDS_VERSION = 2
 """Raise it when the same text would give other words: indexes are then made anew."""
 
 MAX_WORD = 64
