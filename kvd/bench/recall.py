@@ -35,7 +35,7 @@ FULL, RAW = "kvd", "BM25 alone"
 
 _NEVER = 2.0
 """A similarity that no vector reaches."""
-_LEXICAL = replace(DEFAULT_WEIGHTS, vector=0.0, near=_NEVER, near_enough=_NEVER)
+_LEXICAL = replace(DEFAULT_WEIGHTS, vector=0.0, near=_NEVER, near_enough=_NEVER, evidence=0.0)
 VARIANTS: dict[str, Weights] = {
     FULL: DEFAULT_WEIGHTS,
     "without vectors": _LEXICAL,
@@ -43,10 +43,29 @@ VARIANTS: dict[str, Weights] = {
     "without definitions": replace(DEFAULT_WEIGHTS, definition=0.0),
     "without paths": replace(DEFAULT_WEIGHTS, path=0.0),
     "without files": replace(DEFAULT_WEIGHTS, file=0.0),
+    "without names as the whole query": replace(DEFAULT_WEIGHTS, symbol=0.0),
+    "without paths that are alike": replace(DEFAULT_WEIGHTS, alike=0.0),
+    "without places and quotations": replace(DEFAULT_WEIGHTS, lead=0.0, literal=0.0),
+    "without damping of chunks without names": replace(DEFAULT_WEIGHTS, unnamed=1.0),
+    "without recency": replace(DEFAULT_WEIGHTS, recent=0.0),
     "without damping of one file's chunks": replace(DEFAULT_WEIGHTS, repeat=1.0),
     "without damping of tests and the like": replace(DEFAULT_WEIGHTS, places=False),
     RAW: replace(
-        _LEXICAL, coverage=0.0, definition=0.0, path=0.0, file=0.0, repeat=1.0, floor=0.0, tail=0.0, places=False
+        _LEXICAL,
+        coverage=0.0,
+        definition=0.0,
+        symbol=0.0,
+        path=0.0,
+        file=0.0,
+        literal=0.0,
+        lead=0.0,
+        unnamed=1.0,
+        repeat=1.0,
+        recent=0.0,
+        floor=0.0,
+        evidence=0.0,
+        tail=0.0,
+        places=False,
     ),
 }
 """Ways to rank: all that kvd does, the same without one part of it, and BM25 over body, path and names alone."""

@@ -16,8 +16,11 @@ _OLD = re.compile(
     r"(^|/)(vendor|vendored|node_modules|external|third[_-]?party|legacy|compat|deprecated|_?vendor|locales?|i18n)(/|$)",
     re.I,
 )
-_ENTRY = re.compile(r"(^|/)(__init__\.py|index\.[jt]sx?|mod\.rs)$")
+_BUILT = re.compile(r"(^|/)dist/|[.-](min|bundle)\.\w+$")
 _STUB = re.compile(r"\.(d\.ts|pyi)$")
+
+_SAID = 0.8
+"""For a kind that the question names: it may as well mean code for it, as a client for tests is."""
 
 _KINDS = (
     (_TEST, 0.4, {"test", "spec", "fixtur", "mock"}),
@@ -25,17 +28,17 @@ _KINDS = (
     (_DOCUMENT, 0.6, {"doc", "document", "documentation", "readm", "changelog", "guid", "licens"}),
     (_DATA, 0.7, {"config", "configuration", "json", "yaml", "yml", "toml", "css", "style", "xml", "ini"}),
     (_OLD, 0.6, {"vendor", "legacy", "compat", "deprecat", "local", "i18n"}),
+    (_BUILT, 0.6, {"dist", "bundl"}),
     (_STUB, 0.8, {"stub", "typ"}),
 )
 
 
 def path_factor(path: str, said: set[str]) -> float:
-    """What to multiply a score with. A question that says "test" means the tests: that kind isn't damped then."""
+    """What to multiply a score with. A question that says "test" may mean the tests: that kind is hardly damped then."""
     factor = 1.0
     for kind in _kinds(path):
         _, damping, wanted = _KINDS[kind]
-        if not wanted & said:
-            factor *= damping
+        factor *= _SAID if wanted & said else damping
     return max(factor, 0.35)
 
 

@@ -1,4 +1,4 @@
-"""Questions to chunks: what may answer is gathered, scored, and spread over files; nothing relevant is an answer too."""
+"""Questions to chunks: what may answer is gathered, scored, and spread over files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvd.recall import database
 from kvd.recall.candidates import Candidate, Gathered, gather
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.query import read_query
+from kvd.recall.relevance import relevant
 from kvd.recall.scores import DEFAULT_WEIGHTS, Scorer, Weights
 from kvd.types import Chunk, Hit
 
@@ -49,27 +50,12 @@ def search(
 def _ranked(db: apsw.Connection, text: str, top_k: int, weights: Weights, only: Only) -> list[Hit]:
     query = read_query(text)
     gathered = gather(db, query, only)
-    scorer = Scorer(query, gathered, weights)
-    if not _relevant(gathered, scorer, weights):
+    if not relevant(gathered, weights):
         return []
-    scored = _worth_showing(scorer.scores(), gathered, weights)
+    scored = _worth_showing(Scorer(query, gathered, weights).scores(), gathered, weights)
     chosen = _spread(scored, gathered.candidates, top_k, weights)
     texts = _load(db, [number for number, _ in chosen])
     return [Hit(chunk=texts[number], score=round(score, 4)) for number, score in chosen]
-
-
-def _relevant(gathered: Gathered, scorer: Scorer, weights: Weights) -> bool:
-    """Whether anything answers: enough of the question's words meet in one chunk, or a vector is very near.
-
-    Fewer words are enough where they are the whole name of something that is defined. What the query points at
-    always answers.
-    """
-    candidates = gathered.candidates.values()
-    covered = max((item.coverage for item in candidates), default=0.0)
-    nearest = max((item.similarity for item in candidates), default=0.0)
-    if covered >= weights.floor or nearest >= weights.near or any(item.lead or item.literal for item in candidates):
-        return True
-    return covered >= weights.floor * 0.6 and any(scorer.defines(item) for item in candidates)
 
 
 def _worth_showing(scores: dict[int, float], gathered: Gathered, weights: Weights) -> dict[int, float]:

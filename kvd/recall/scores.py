@@ -7,7 +7,7 @@ A chunk's score is the sum of
 - its path: file and folder names that the question says;
 - its file: other chunks of the same file that answer too;
 - what the question quotes and it says to the letter;
-and that, times a factor for tests, examples, documents and data. What a stack trace or a path points at leads.
+and that, times a factor for tests, examples, documents, data, and for chunks that define nothing. What a stack trace or a path points at leads.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ from kvd.recall.stems import name_terms, terms
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much each part counts; the words' best BM25 of a question is 1."""
+    """How much each part counts; the words' best BM25 of a question is 1.
+
+    `floor`, `evidence` and `nearness` say what is relevant at all (`kvd/recall/relevance.py`): the share of the
+    question that one file has, plus that which names have, must reach `floor`, and with `nearness` times the nearest
+    vector's similarity `evidence`. A similarity of `near` is enough by itself.
+    """
 
     coverage: float = 0.4
     vector: float = 0.5
     definition: float = 0.35
     symbol: float = 0.5
-    path: float = 0.8
+    path: float = 0.9
     alike: float = 0.6
     file: float = 0.45
     repeat: float = 0.55
     literal: float = 3.0
     lead: float = 5.0
+    unnamed: float = 0.9
     recent: float = 0.02
-    floor: float = 0.34
+    floor: float = 0.7
+    evidence: float = 1.25
+    nearness: float = 2.0
     near: float = 0.4
     near_enough: float = 0.25
     tail: float = 0.15
@@ -78,7 +86,8 @@ class Scorer:
         }
 
     def _factor(self, item: Candidate) -> float:
-        return path_factor(item.path, self._said) if self._weights.places else 1.0
+        factor = 1.0 if item.symbols else self._weights.unnamed
+        return factor * path_factor(item.path, self._said) if self._weights.places else factor
 
     def _own(self, item: Candidate, best: float) -> float:
         weights = self._weights
