@@ -25,6 +25,16 @@ TopK = Annotated[
     int | None,
     typer.Option("--top-k", metavar="N", min=TOP_K[0], max=TOP_K[1], help="Recall at most N chunks."),
 ]
+OnlyPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--path", metavar="GLOB", help="Only files that match, as in .gitignore; '!GLOB' leaves out. Repeatable."
+    ),
+]
+OnlyLanguages = Annotated[
+    list[str] | None,
+    typer.Option("--lang", metavar="NAME", help="Only files in this language: python, go, tsx, ... Repeatable."),
+]
 Budget = Annotated[
     int | None,
     typer.Option(
@@ -58,12 +68,21 @@ def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, names or a question.")],
     repo: Repo = None,
     top_k: TopK = None,
+    only_paths: OnlyPaths = None,
+    only_languages: OnlyLanguages = None,
     rerank: Annotated[bool, typer.Option("--rerank", help="Let the model judge the best of them too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Find the chunks of code that a query is about. Needs no model but for --rerank."""
     check_text("query", query)
-    params = {"query": query, "repo": _absolute(repo or "."), "top_k": top_k, "rerank": rerank}
+    params = {
+        "query": query,
+        "repo": _absolute(repo or "."),
+        "top_k": top_k,
+        "paths": only_paths,
+        "languages": only_languages,
+        "rerank": rerank,
+    }
     result = _call("search", params)
     if as_json:
         typer.echo(json.dumps(result))
@@ -78,6 +97,8 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="In your own words, in quotes.")],
     repo: Repo = None,
     top_k: TopK = None,
+    only_paths: OnlyPaths = None,
+    only_languages: OnlyLanguages = None,
     budget: Budget = None,
     max_tokens: MaxTokens = None,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
@@ -89,6 +110,8 @@ def ask(
         "question": question,
         "repo": _absolute(repo or "."),
         "top_k": top_k,
+        "paths": only_paths,
+        "languages": only_languages,
         "budget": budget,
         "max_tokens": max_tokens,
         "reuse": False if no_reuse else None,

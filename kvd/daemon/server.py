@@ -37,6 +37,7 @@ from kvd.rpc.params import (
 )
 from kvd.rpc.peer import peer_uid
 from kvd.service.asker import Question
+from kvd.service.confine import confined
 from kvd.service.service import Service
 
 _log = logging.getLogger(__name__)
@@ -224,14 +225,15 @@ class Daemon:
 
     async def _search(self, params: SearchParams, caller: Caller) -> Message:
         query = messages.check_text("query", params.query)
-        repo = messages.check_folder(params.repo)
-        return await self._service.search(query, repo, params.top_k, caller.emit, params.rerank)
+        repo, only = messages.check_folder(params.repo), confined(params.paths, params.languages)
+        return await self._service.search(query, repo, params.top_k, caller.emit, params.rerank, only)
 
     async def _ask(self, params: AskParams, caller: Caller) -> Message:
         question = Question(
             text=messages.check_text("question", params.question),
             received=time.monotonic(),
             top_k=params.top_k,
+            only=confined(params.paths, params.languages),
             budget=params.budget,
             max_tokens=params.max_tokens,
             reuse=params.reuse,
@@ -243,6 +245,7 @@ class Daemon:
             text=messages.check_text("question", params.question),
             received=time.monotonic(),
             top_k=params.top_k,
+            only=confined(params.paths, params.languages),
             budget=params.budget,
         )
         return await self._service.prefetch(caller.client, messages.check_folder(params.repo), draft)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 import apsw
 
@@ -27,7 +28,7 @@ MAX_TERMS = 32
 _FEW = 200
 _MAX_VECTORS = 50
 _MAX_CANDIDATES = 250
-_MAX_ROWS = 4_000
+_MAX_ROWS = 2_500
 """Postings read for one question."""
 
 BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
@@ -94,7 +95,9 @@ class _Lexical:
     allowed: Container[int] | None
 
     def found(self, asked: Sequence[str]) -> dict[int, Candidate]:
-        found: dict[int, Candidate] = {}
+        """The chunks that say the words best."""
+        scores: dict[int, float] = {}
+        said: dict[int, list[str]] = {}
         read = 0
         for term in asked:
             rows = self.rows[term]
@@ -102,11 +105,18 @@ class _Lexical:
             if not rows or (read and read + rows > _MAX_ROWS):
                 continue
             read += rows
-            self._add(term, found)
-        best = sorted(found, key=lambda number: found[number].bm25, reverse=True)[:_MAX_CANDIDATES]
-        return {number: found[number] for number in best}
+            self._add(term, scores, said)
+        best = nlargest(_MAX_CANDIDATES, scores, key=scores.__getitem__)
+        return {
+            number: Candidate(
+                bm25=scores[number],
+                words=set(said[number]),
+                coverage=sum(self.importance[term] for term in said[number]),
+            )
+            for number in best
+        }
 
-    def _add(self, term: str, found: dict[int, Candidate]) -> None:
+    def _add(self, term: str, scores: dict[int, float], said: dict[int, list[str]]) -> None:
         lift = _lift(self.rows[term], self.chunks)
         # A quoted string has no syntax; words hold no quotes, but doubling them costs nothing.
         quoted = '"' + term.replace('"', '""') + '"'
@@ -114,12 +124,8 @@ class _Lexical:
         for number, rank in database.rows(self.db, sql, (BODY, PATH, SYMBOLS, quoted)):
             if self.allowed is not None and number not in self.allowed:
                 continue
-            item = found.get(number)
-            if item is None:
-                item = found[number] = Candidate()
-            item.bm25 -= rank * lift
-            item.coverage += self.importance[term]
-            item.words.add(term)
+            scores[number] = scores.get(number, 0.0) - rank * lift
+            said.setdefault(number, []).append(term)
 
 
 def _lift(rows: int, chunks: int) -> float:
@@ -136,12 +142,11 @@ def _add_similar(
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
     vector = as_int8(embedder.embed_query(" ".join(query_words(query.text)))).tobytes()
-    confined, bindings = "", (vector, _MAX_VECTORS)
+    bindings: tuple[bytes | int | str, ...] = (vector, _MAX_VECTORS)
+    confined = ""
     if allowed is not None:
-        confined, bindings = (
-            " AND rowid IN (SELECT value FROM json_each(?))",
-            (*bindings, json.dumps(sorted(allowed))),
-        )
+        confined = " AND rowid IN (SELECT value FROM json_each(?))"
+        bindings += (json.dumps(sorted(allowed)),)
     twice = 2.0 * VECTOR_SCALE**2
     sql = f"SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?{confined}"
     for number, distance in database.rows(db, sql, bindings):

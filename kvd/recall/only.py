@@ -15,7 +15,7 @@ from kvd.recall import database
 class Only:
     """Nothing named means everything. A file has to match one of `paths` and be in one of `languages`.
 
-    Of patterns the last one that matches counts; where all begin with `!`, they tell what to leave out.
+    What matches one of `paths` that begins with `!` is left out, whatever else it matches.
     """
 
     paths: tuple[str, ...] = ()
@@ -29,27 +29,31 @@ EVERYTHING = Only()
 
 
 def allowed_chunks(db: apsw.Connection, only: Only) -> frozenset[int] | None:
-    """The ids of the chunks that may be found; None for all. Raises `UsageError` for what is no pattern."""
+    """The ids of the chunks that may be found; None for all. Raises as `path_matcher` does."""
     if not only:
         return None
     files = database.rows(db, "SELECT id, path, language FROM files WHERE skipped = ''")
     if only.languages:
         files = [file for file in files if file[2] in only.languages]
     if only.paths:
-        matches = _matcher(only.paths)
+        matches = path_matcher(only.paths)
         files = [file for file in files if matches(file[1])]
     wanted = {file[0] for file in files}
     return frozenset(number for number, file in database.rows(db, "SELECT id, file_id FROM chunks") if file in wanted)
 
 
-def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+def path_matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a path is one of those that the patterns name. Raises `UsageError` for what is no pattern."""
     # It takes longer to import than a search takes.
     import pathspec
 
-    lines = [pattern.removeprefix("./") for pattern in patterns]
-    if all(line.startswith("!") for line in lines):
-        lines.insert(0, "**")
+    wanted = [pattern.removeprefix("./") for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [pattern[1:].removeprefix("./") for pattern in patterns if pattern.startswith("!")]
     try:
-        return pathspec.GitIgnoreSpec.from_lines(lines).match_file
+        if not all((*wanted, *unwanted)):
+            raise ValueError("it is empty")
+        take = pathspec.GitIgnoreSpec.from_lines(wanted or ["**"])
+        leave = pathspec.GitIgnoreSpec.from_lines(unwanted)
+        return lambda path: take.match_file(path) and not leave.match_file(path)
     except ValueError as error:
         raise UsageError(f"no pattern of paths: {error}", hint="kvd search QUERY --path 'src/**'") from error

@@ -18,7 +18,7 @@ _MOST_CHUNKS = 60
 _MOST_PHRASES = 300
 
 FRAME, FILE, MENTION = 1.0, 0.6, 0.2
-"""How much a chunk leads that holds the innermost frame, is of a file that was named by a path, or by its name alone."""
+"""How much a chunk leads that holds the innermost frame, is of a file named by its path, or by its name alone."""
 _FURTHER = 0.03
 """How much less each further frame leads."""
 
@@ -61,7 +61,7 @@ def _chunks(db: apsw.Connection, files: Iterable[int], place: Place) -> Iterable
     for file in files:
         if place.line:
             # The last one that begins before the line holds it, or what was there when the trace was written.
-            sql = "SELECT id FROM chunks WHERE file_id = ? AND start_line <= ? ORDER BY start_line DESC, id DESC LIMIT 1"
+            sql = "SELECT id FROM chunks WHERE file_id = ? AND start_line <= ? ORDER BY start_line DESC, id LIMIT 1"
             yield from (int(row[0]) for row in database.rows(db, sql, (file, place.line)))
         else:
             sql = "SELECT id FROM chunks WHERE file_id = ? ORDER BY start_line, id LIMIT ?"

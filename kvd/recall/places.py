@@ -34,7 +34,7 @@ _KINDS = (
 
 
 def path_factor(path: str, said: set[str]) -> float:
-    """What to multiply a score with. A question that says "test" may mean the tests: that kind is hardly damped then."""
+    """What to multiply a score with. A question that says "test" may mean the tests: that kind is damped little."""
     factor = 1.0
     for kind in _kinds(path):
         _, damping, wanted = _KINDS[kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvd.recall.stems import query_terms
 from kvd.recall.traces import Place, places
@@ -11,7 +12,9 @@ from kvd.recall.words import identifiers
 
 _NAME = re.compile(r"[^\W\d]\w*[?!]?(?:(?:\.|::|#|->)[^\W\d]\w*[?!]?)*")
 _QUOTED = re.compile(r"\"([^\"\n]{4,300})\"|`([^`\n]{4,300})`|(?<!\w)'([^'\n]{4,300})'(?!\w)|“([^”\n]{4,300})”")
-_ERROR = re.compile(r"^.*?\b(?:[\w.:]*(?:Error|Exception|Warning)|error|panic|fatal|panicked)\b[^:\n]*:[ \t]+(.+)$", re.M)
+_ERROR = re.compile(
+    r"^.*?\b(?:[\w.:]*(?:Error|Exception|Warning)|error|panic|fatal|panicked)\b[^:\n]*:[ \t]+(.+)$", re.M
+)
 _SAID_BY_CODE = re.compile(r"[^\"'`<>{}\[\]()%:\d]+")
 _MOST_TEXTS = 8
 _LONGEST_LINE = 400
@@ -65,6 +68,7 @@ def _message(text: str) -> list[str]:
     return [piece for piece in pieces if len(piece) >= 8 and len(piece.split()) >= 2]
 
 
+@lru_cache(maxsize=16_384)
 def last_part(name: str) -> str:
     """`Session.close`, `Session::close`, `Session#close` and `session->close` to `close`."""
     return re.split(r"\.|::|#|->", name)[-1]

@@ -7,14 +7,17 @@ A chunk's score is the sum of
 - its path: file and folder names that the question says;
 - its file: other chunks of the same file that answer too;
 - what the question quotes and it says to the letter;
-and that, times a factor for tests, examples, documents, data, and for chunks that define nothing. What a stack trace or a path points at leads.
+and that, times a factor for tests, examples, documents, data, and for chunks that define nothing. What a stack trace
+or a path points at leads.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from kvd.recall import pins
 from kvd.recall.candidates import Candidate, Gathered
 from kvd.recall.places import path_factor
 from kvd.recall.query import Query, last_part
@@ -54,6 +57,7 @@ class Weights:
 DEFAULT_WEIGHTS = Weights()
 
 _SHORTEST_ALIKE = 4
+_OF_A_FRAME = 0.01
 _HOUR_NS = 3_600_000_000_000
 _HALVED_AFTER = 24
 """Hours."""
@@ -86,6 +90,9 @@ class Scorer:
         }
 
     def _factor(self, item: Candidate) -> float:
+        if item.lead > pins.FILE and self._weights.lead:
+            # The order of frames is that of the trace, whatever else they say.
+            return _OF_A_FRAME
         factor = 1.0 if item.symbols else self._weights.unnamed
         return factor * path_factor(item.path, self._said) if self._weights.places else factor
 
@@ -117,7 +124,7 @@ class Scorer:
         return best * 0.7
 
     def _is_asked(self, item: Candidate) -> bool:
-        """Whether it defines the one name that is the whole query, in the same case and within what it is said to be."""
+        """Whether it defines the one name that is the whole query, in the same case and in what it is said to be in."""
         if not self._query.symbol:
             return False
         asked = last_part(self._query.symbol)
@@ -164,4 +171,4 @@ class Scorer:
 def _recency(mtime_ns: int, newest_ns: int) -> float:
     """1 for files as new as the newest one, half a day older. In whole hours: a checkout's files are all as new."""
     hours = (newest_ns - mtime_ns) // _HOUR_NS
-    return 0.5 ** min(hours / _HALVED_AFTER, 60.0)
+    return math.exp2(-hours / _HALVED_AFTER)

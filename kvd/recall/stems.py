@@ -49,6 +49,7 @@ def query_terms(query: str) -> list[str]:
     return list(dict.fromkeys(base(word) for word in query_words(query)))
 
 
+@lru_cache(maxsize=65_536)
 def name_terms(name: str) -> tuple[str, ...]:
     """The parts of one identifier as they are indexed, without the whole."""
     return tuple(base(part) for part in parts_of(name))

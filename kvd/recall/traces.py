@@ -19,7 +19,7 @@ class Place:
 
 # From where a word begins only, so that a long one costs no more than its length.
 _PATH = r"(?<![\w./\\@+~-])(?:[A-Za-z]:)?[\w./\\@+~-]*[\w+-]\.[A-Za-z]\w{0,9}"
-_PYTHON = re.compile(rf'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
+_PYTHON = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
 _FRAME = re.compile(
     # core.py:12, src/x.rs:10:5, (Bar.java:123), Foo.cs:line 12, file.php(123), x.php on line 12
     rf"(?P<path>{_PATH})(?::(?:line )?(?P<line>\d+)|\((?P<call>\d+)\)|,? (?:on|at) line (?P<on>\d+))"

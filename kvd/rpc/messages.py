@@ -21,6 +21,10 @@ INTERNAL_ERROR = -32603
 MAX_TEXT = 20_000
 """Characters of a question or a query."""
 
+MAX_FILTERS = 100
+MAX_FILTER = 1_000
+"""Patterns of paths, or languages, of one request, and characters of each."""
+
 TOP_K = (1, 200)
 BUDGET = (64, 10_000_000)
 MAX_TOKENS = (1, 1_000_000)

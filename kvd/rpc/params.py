@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from kvd.errors import UsageError
-from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K
+from kvd.rpc.messages import BUDGET, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
 
 
 def _text(value: Any) -> Any:
@@ -35,6 +35,14 @@ def _param(
     if default is MISSING:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def _each(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(_text, values))
+
+
+def _texts() -> Any:
+    return _param((list,), (), clean=_each)
 
 
 def _number(low: int, high: int) -> Any:
@@ -75,6 +83,8 @@ class SearchParams:
     top_k: int | None = _number(*TOP_K)
     rerank: bool = _param((bool,), False)
     progress_token: int | str | None = _token()
+    paths: tuple[str, ...] = _texts()
+    languages: tuple[str, ...] = _texts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,8 @@ class AskParams:
     max_tokens: int | None = _number(*MAX_TOKENS)
     reuse: bool | None = _param((bool,), None)
     progress_token: int | str | None = _token()
+    paths: tuple[str, ...] = _texts()
+    languages: tuple[str, ...] = _texts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,8 @@ class PrefetchParams:
     repo: str = _param((str,))
     top_k: int | None = _number(*TOP_K)
     budget: int | None = _number(*BUDGET)
+    paths: tuple[str, ...] = _texts()
+    languages: tuple[str, ...] = _texts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +122,7 @@ class ShutdownParams:
 
 Params = TypeVar("Params")
 
-_NAMES = {str: "text", int: "a whole number", bool: "true or false"}
+_NAMES = {list: "a list of texts", str: "text", int: "a whole number", bool: "true or false"}
 
 
 def parse_params(kind: type[Params], raw: Any) -> Params:
@@ -137,6 +151,15 @@ def _checked(name: str, value: Any, rule: Any) -> Any:
     if type(value) not in rule["kind"]:
         wanted = " or ".join(_NAMES[kind] for kind in rule["kind"])
         raise UsageError(f"{name} must be {wanted}")
+    if type(value) is list:
+        _check_texts(name, value)
     if type(value) is int and not rule["low"] <= value <= rule["high"]:
         raise UsageError(f"{name} must be between {rule['low']:,} and {rule['high']:,}", hint="kvd --help")
     return rule["clean"](value)
+
+
+def _check_texts(name: str, values: list[Any]) -> None:
+    if not all(type(value) is str and 0 < len(value) <= MAX_FILTER for value in values):
+        raise UsageError(f"{name} must be a list of texts of 1 to {MAX_FILTER:,} characters")
+    if len(values) > MAX_FILTERS:
+        raise UsageError(f"{name} has {len(values):,} items, {MAX_FILTERS} are possible")

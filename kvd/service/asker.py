@@ -11,6 +11,7 @@ from typing import Any
 
 from kvd.config import Settings
 from kvd.models.active import active_model
+from kvd.recall.only import EVERYTHING, Only
 from kvd.service.citations import cited_chunks
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
@@ -43,6 +44,7 @@ class Question:
     text: str
     received: float
     top_k: int | None = None
+    only: Only = EVERYTHING
     budget: int | None = None
     max_tokens: int | None = None
     reuse: bool | None = None
@@ -84,7 +86,7 @@ class Asker:
         settings = _applied(question, settings)
         await self._repositories.update(root, settings, lambda p: emit(stage_value(p)))
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
-        hits = await self._repositories.search(root, question.text, wanted)
+        hits = await self._repositories.search(root, question.text, wanted, question.only)
         clock = _Clock(question.received)
         if not hits:
             emit({"kind": "token", "text": NOTHING_RELEVANT})
@@ -127,7 +129,9 @@ class Asker:
         # Before anything is waited for: drafts that come one upon the other stay in their order.
         async with self._engine.drafts.turn(client) as draft:
             root = await self._repositories.find_root(repo)
-            hits = [] if draft.dropped else await self._repositories.search(root, question.text, settings.top_k)
+            hits = list[Hit]()
+            if not draft.dropped:
+                hits = await self._repositories.search(root, question.text, settings.top_k, question.only)
             done = await self._bring(draft, question, settings, hits)
         return {"repo": str(root), "chunks": len(hits), **done}
 

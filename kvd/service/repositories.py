@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvd.config import Settings
+from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
 from kvd.service.indexer import update_index
@@ -102,9 +103,9 @@ class Repositories:
         """Whether an update that came to its end began after `since` (`time.monotonic()`)."""
         return self._current.get(root, 0.0) > since
 
-    async def search(self, root: Path, query: str, top_k: int) -> list[Hit]:
+    async def search(self, root: Path, query: str, top_k: int, only: Only = EVERYTHING) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""
-        return await run_cancellable(lambda cancelled: search(root, query, top_k))
+        return await run_cancellable(lambda cancelled: search(root, query, top_k, only=only))
 
     @property
     def busy(self) -> list[str]:

@@ -15,6 +15,7 @@ from kvd.config import Settings, load_settings
 from kvd.errors import KvdError, NoModelError
 from kvd.kv.store import BlockStore
 from kvd.models.active import active_model
+from kvd.recall.only import EVERYTHING, Only
 from kvd.service.asker import Asker, Emit, Question, source_json, stage_value
 from kvd.service.engine import COMMAND, EngineClient
 from kvd.service.indexer import known_indexes
@@ -75,9 +76,15 @@ class Service:
             _log.error("background index failed: %s", type(error).__name__)
 
     async def search(
-        self, query: str, repo: str, top_k: int | None, emit: Emit, by_model: bool = False
+        self,
+        query: str,
+        repo: str,
+        top_k: int | None,
+        emit: Emit,
+        by_model: bool = False,
+        only: Only = EVERYTHING,
     ) -> dict[str, Any]:
-        """Ranked chunks. Updates the index first; needs no model unless that is to judge them too."""
+        """Ranked chunks of what `only` leaves. Updates the index first; needs no model unless it is to judge them too."""
         received = time.monotonic()
         settings = load_settings()
         root = await self._repositories.find_root(repo)
@@ -85,7 +92,7 @@ class Service:
             await self._update(root, settings, lambda p: emit(stage_value(p)))
             started = time.monotonic()
             wanted = top_k or settings.top_k
-            hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted)
+            hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted, only)
             recalled = time.monotonic()
             ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
         times = {"recall": (recalled - started) * 1000, "total": (time.monotonic() - received) * 1000}

@@ -146,6 +146,8 @@ _BY_INTERPRETER = {
 
 NOTEBOOK = "notebook"
 
+LANGUAGES = frozenset((*_BY_SUFFIX.values(), *_BY_NAME.values(), NOTEBOOK))
+
 _NO_GRAMMAR = frozenset({"text", "csv", NOTEBOOK})
 
 _SHEBANG = re.compile(r"#!\s*(?:\S*/env\s+(?:-\S+\s+)*(?:\w+=\S+\s+)*)?(?:\S*/)?([A-Za-z]+)")
@@ -165,6 +167,12 @@ def language_of(path: str, text: str) -> str:
         return _BY_SUFFIX[suffix]
     shebang = _SHEBANG.match(text)
     return _BY_INTERPRETER.get(shebang.group(1).lower(), "") if shebang else ""
+
+
+def language_named(name: str) -> str:
+    """The language of this name, or of files with this suffix; "" where there is none."""
+    name = name.lower().removeprefix(".")
+    return name if name in LANGUAGES else _BY_SUFFIX.get(name, "")
 
 
 def has_grammar(language: str) -> bool:

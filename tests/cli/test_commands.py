@@ -110,6 +110,20 @@ def test_search_lists_places(kvd: Kvd, repository: Path) -> None:
     assert [source["path"] for source in found["sources"]] == ["src/paint.js"]
 
 
+def test_search_in_a_part_of_the_repository(kvd: Kvd, repository: Path) -> None:
+    def found(*options: str) -> list[str]:
+        result = kvd.json("search", "session that expires, something that paints", "--repo", str(repository), *options)
+        return sorted({source["path"] for source in result["sources"]})
+
+    assert found() == ["README.md", "src/paint.js", "src/session.py"]
+    assert found("--path", "src/**", "--path", "!*.js") == ["src/session.py"]
+    assert found("--lang", "js", "--lang", "Markdown") == ["README.md", "src/paint.js"]
+    done = kvd.run("ask", "x", "--repo", str(repository), "--lang", "pyhton")
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvd: there is no language 'pyhton'; did you mean python")
+    assert done.stderr.splitlines()[1] == "hint: kvd search QUERY --lang python"
+
+
 def test_ask_streams_then_lists_sources(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     kvd.ok("index", str(repository))
     done = kvd.run("ask", f"say {EXPIRED} [2]", "--repo", str(repository))

@@ -55,6 +55,8 @@ def test_what_makes_no_sense_gets_the_usual_error(repository: Path) -> None:
             (draft("say", repository, top_k=0), "usage"),
             (draft("say", repository, budget=63), "usage"),
             (draft("say", repository, max_tokens=5), "usage"),
+            (draft("say", repository, languages=["klingon"]), "usage"),
+            (draft("say", repository, paths=["!"]), "usage"),
             ({"question": "session", "repo": "src"}, "usage"),
             ({"question": "session", "repo": "/no/such/folder"}, "repository"),
             # An index is not made for it.

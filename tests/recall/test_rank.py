@@ -11,11 +11,15 @@ from kvd.recall import database
 from kvd.recall.candidates import gather
 from kvd.recall.embed import default_embedder
 from kvd.recall.index import IndexWriter, NewFile, only_writer
+from kvd.recall.only import Only
 from kvd.recall.places import path_factor
+from kvd.recall.query import read_query
 from kvd.recall.rank import MAX_QUERY, search
+from kvd.recall.stems import query_terms
 from kvd.types import Chunk
 
 Items = list[tuple[str, tuple[str, ...], str]]
+NO_TIMES: Mapping[str, int] = {}
 
 FILES: dict[str, Items] = {
     "src/session.py": [
@@ -77,7 +81,9 @@ FILES: dict[str, Items] = {
 }
 
 
-def build(root: Path, files: Mapping[str, Sequence[tuple[str, tuple[str, ...], str]]]) -> None:
+def build(
+    root: Path, files: Mapping[str, Sequence[tuple[str, tuple[str, ...], str]]], mtimes: Mapping[str, int] = NO_TIMES
+) -> None:
     file = paths.index_file(root)
     with only_writer(file, lambda: False):
         db, _ = database.open_for_writing(file, root, "1")
@@ -89,7 +95,8 @@ def build(root: Path, files: Mapping[str, Sequence[tuple[str, tuple[str, ...], s
                 (Chunk(path, "python", scope, 10 * n + 1, 10 * n + 4, 0, len(text), text), symbols)
                 for n, (scope, symbols, text) in enumerate(items)
             ]
-            new.append(NewFile(path, 1, 1, 1, b"h", "python", "", False, chunks))
+            language = "markdown" if path.endswith(".md") else "python"
+            new.append(NewFile(path, 1, mtimes.get(path, 1), 1, b"h", language, "", False, chunks))
         writer.put(new)
         writer.finish()
         db.close()
@@ -149,6 +156,9 @@ def test_as_many_as_asked_for(root: Path) -> None:
         "recipe for pancakes with maple syrup",
         "what is the weather in paris tomorrow",
         "who won the football championship",
+        "who is the CEO's car dealer",
+        "how does PostgreSQL vacuum work",
+        "What is the capital of France?",
         "what is this",
         "zzzzqqqq",
         "*",
@@ -165,8 +175,8 @@ def test_nothing_relevant_gives_nothing(root: Path, query: str) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "session multi-agent",
-        "foo::bar session",
+        "close session multi-agent",
+        "foo::bar close session",
         "don't close session",
         '"--x" session',
         "session C++",
@@ -225,9 +235,9 @@ def test_damaged_while_searching(root: Path) -> None:
 
 def test_vectors_of_another_embedder_are_not_used(root: Path) -> None:
     db, _ = database.open_for_writing(paths.index_file(root), root, "1")
-    assert any(item.similarity for item in gather(db, "session", ["session"]).candidates.values())
+    assert any(item.similarity for item in gather(db, read_query("session")).candidates.values())
     database.write_meta(db, embedder="other/1/256")
-    assert not any(item.similarity for item in gather(db, "session", ["session"]).candidates.values())
+    assert not any(item.similarity for item in gather(db, read_query("session")).candidates.values())
     db.close()
     assert found(root, "Session.close")[0] == "src/session.py"
 
@@ -243,16 +253,131 @@ def test_one_file_does_not_fill_the_answer(tmp_path: Path) -> None:
     ("path", "query", "factor"),
     [
         ("src/a.py", "x", 1.0),
-        ("tests/test_a.py", "x", 0.5),
-        ("a_test.go", "x", 0.5),
-        ("src/FooTest.java", "x", 0.5),
-        ("tests/test_a.py", "test", 1.0),
+        ("tests/test_a.py", "x", 0.4),
+        ("a_test.go", "x", 0.4),
+        ("src/FooTest.java", "x", 0.4),
+        ("tests/test_a.py", "test", 0.8),
         ("src/contest.py", "x", 1.0),
         ("src/latest/a.py", "x", 1.0),
-        ("docs/a.md", "x", 0.7),
-        ("README.md", "document", 1.0),
+        ("docs/a.md", "x", 0.6),
+        ("README.md", "document", 0.8),
+        ("dist/a.js", "x", 0.6),
+        ("src/a.min.js", "x", 0.6),
+        ("src/dist.py", "x", 1.0),
         ("examples/test_x.py", "x", 0.35),
     ],
 )
 def test_path_factor(path: str, query: str, factor: float) -> None:
     assert path_factor(path, {query}) == pytest.approx(factor)
+
+
+def test_the_definition_of_a_name_is_first(tmp_path: Path) -> None:
+    files: dict[str, Items] = {
+        "a.py": [("Routing", ("Routing",), "class Routing:\n    routers = routing(Router, Router, Router, routes)")],
+        "b.py": [("RouterGroup.router", ("RouterGroup", "router"), "class RouterGroup:\n    def router(self): pass")],
+        "c.py": [("Router", ("Router",), "class Router:\n" + "    pass\n" * 40)],
+        "d.py": [("Session.close", ("close",), "    def close(self): pass"), ("Pool", ("Pool",), "class Pool: pass")],
+        "e.py": [("Pool.close", ("close",), "    def close(self): close(close, session, session)")],
+    }
+    build(tmp_path, files)
+    assert found(tmp_path, "Router")[0] == "c.py"
+    for query in ("Session.close", "Session::close", "Session#close", "Session->close", "Session.close()"):
+        assert search(tmp_path, query, 5)[0].chunk.scope == "Session.close"
+    assert found(tmp_path, "Pool.close")[0] == "e.py"
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "line"),
+    [
+        ("src/session.py", "src/session.py", 1),
+        ("what is in src/session.py about a pool", "src/session.py", 11),
+        ("session.py:13", "src/session.py", 11),
+        ("src/session.py:3", "src/session.py", 1),
+        ("/home/me/project/src/session.py:14:2: error", "src/session.py", 11),
+        ("error in ./src/session.py on line 12", "src/session.py", 11),
+        ("src\\session.py(12)", "src/session.py", 11),
+        ("src/session.py:9999 is beyond the end", "src/session.py", 11),
+    ],
+)
+def test_paths_and_lines_lead(root: Path, query: str, path: str, line: int) -> None:
+    chunk = search(root, query, 5)[0].chunk
+    assert (chunk.path, chunk.start_line) == (path, line)
+
+
+def test_the_innermost_frame_of_a_trace_leads(root: Path) -> None:
+    python = (
+        "Traceback (most recent call last):\n"
+        '  File "/app/src/router.py", line 3, in match\n    route.open()\n'
+        '  File "/usr/lib/python3.11/socket.py", line 99, in connect\n'
+        '  File "/app/src/session.py", line 12, in close\n    self.pool.release(self)\n'
+        "AttributeError: 'NoneType' object has no attribute 'release'\n"
+    )
+    assert found(root, python)[:2] == ["src/session.py", "src/router.py"]
+    others = "Error: it failed\n    at close (/app/src/session.py:12:3)\n    at match (/app/src/router.py:3:9)\n"
+    assert found(root, others)[:2] == ["src/session.py", "src/router.py"]
+
+
+def test_quoted_text_is_found_to_the_letter(tmp_path: Path) -> None:
+    build(
+        tmp_path,
+        {
+            "src/near.py": [("near", ("near",), "def near(): no such such option, such an option such")],
+            "src/says.py": [("f", ("f",), "def f():\n    raise E('No such option: ' + name)\n" + "    x = 1\n" * 60)],
+        },
+    )
+    assert found(tmp_path, "where does 'no such option' come from")[0] == "src/says.py"
+    assert found(tmp_path, "UsageError: No such option: --colour")[0] == "src/says.py"
+    assert found(tmp_path, "`No such option: `")[0] == "src/says.py"
+
+
+def test_only_what_the_filters_leave_is_found(root: Path) -> None:
+    def paths_of(query: str, *patterns: str, languages: tuple[str, ...] = ()) -> set[str]:
+        return {hit.chunk.path for hit in search(root, query, 20, only=Only(patterns, languages))}
+
+    assert {"src/session.py", "tests/test_session.py", "docs/session.md"} <= paths_of("close a session")
+    assert paths_of("close a session", "tests/**") == {"tests/test_session.py"}
+    assert paths_of("close a session", "*.md", "tests") == {"docs/session.md", "tests/test_session.py"}
+    assert not {"tests/test_session.py", "docs/session.md"} & paths_of("close a session", "!tests/**", "!docs")
+    assert paths_of("close a session", languages=("markdown",)) == {"docs/session.md"}
+    assert paths_of("close a session", "src/**", languages=("markdown",)) == set()
+    assert "src/session.py" not in paths_of("src/session.py:12", "tests/**")
+    with pytest.raises(UsageError, match="no pattern of paths"):
+        paths_of("close a session", "!")
+
+
+def test_of_equals_the_one_edited_last_is_first(tmp_path: Path) -> None:
+    day = 86_400_000_000_000
+    same: Items = [("drop", ("drop",), "def drop(): cache invalidation")]
+    build(tmp_path, {"a.py": same, "b.py": same, "c.py": same}, {"a.py": day, "b.py": 9 * day, "c.py": 9 * day})
+    assert found(tmp_path, "cache invalidation") == ["b.py", "c.py", "a.py"]
+    better: Items = [("invalidate", ("invalidate",), "def invalidate(): cache invalidation cache")]
+    build(tmp_path, {"a.py": better})
+    assert found(tmp_path, "cache invalidation")[0] == "a.py"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("suggest", "suggestions"),
+        ("validate", "validation", "validator"),
+        ("serialize", "serialization", "serializer"),
+        ("allocate", "allocator", "allocation"),
+        ("manage", "management", "manager"),
+        ("read", "readable"),
+        ("recurse", "recursion", "recursive"),
+    ],
+)
+def test_derived_words_are_looked_up_as_one(words: tuple[str, ...]) -> None:
+    assert len({query_terms(word)[0] for word in words}) == 1
+
+
+def test_words_that_only_look_derived_stay() -> None:
+    assert query_terms("format statement argument state") == ["format", "statement", "argument", "stat"]
+
+
+def test_without_vectors_words_alone_tell_what_is_relevant(root: Path) -> None:
+    db, _ = database.open_for_writing(paths.index_file(root), root, "1")
+    database.write_meta(db, embedder="other/1/256")
+    db.close()
+    assert found(root, "how is a session closed?")[0] == "src/session.py"
+    assert found(root, "recipe for pancakes with maple syrup") == []

@@ -29,6 +29,14 @@ def test_params_take_their_defaults() -> None:
         (SearchParams, {"query": "q", "repo": "/r", "top_k": 0}, "top_k must be between 1 and 200"),
         (SearchParams, {"query": "q", "repo": "/r", "topk": 5}, "unknown parameter 'topk'"),
         (SearchParams, {"query": "q", "repo": "/r", "progressToken": {}}, "progressToken must be a whole number"),
+        (SearchParams, {"query": "q", "repo": "/r", "paths": "src"}, "paths must be a list of texts"),
+        (
+            SearchParams,
+            {"query": "q", "repo": "/r", "paths": ["src", 1]},
+            "paths must be a list of texts of 1 to 1,000",
+        ),
+        (AskParams, {"question": "q", "repo": "/r", "languages": [""]}, "languages must be a list of texts of 1 to"),
+        (AskParams, {"question": "q", "repo": "/r", "paths": ["x"] * 101}, "paths has 101 items, 100 are possible"),
         (IndexParams, {"path": "/r", "background": 1}, "background must be true or false"),
         (AskParams, {"question": "q", "repo": "/r", "budget": 10**30}, "budget must be between"),
     ],
@@ -37,6 +45,11 @@ def test_wrong_params_are_named(kind: type[Any], raw: Any, message: str) -> None
     with pytest.raises(UsageError, match=message) as caught:
         parse_params(kind, raw)
     assert "\n" not in caught.value.message
+
+
+def test_lists_of_texts() -> None:
+    params = parse_params(SearchParams, {"query": "q", "repo": "/r", "paths": ["a\ud800", "!b"], "languages": None})
+    assert (params.paths, params.languages) == (("a?", "!b"), ())
 
 
 def test_text_that_cannot_be_encoded_is_replaced() -> None:

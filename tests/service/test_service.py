@@ -15,6 +15,7 @@ import pytest
 from kvd import paths
 from kvd.errors import NoModelError, RepositoryError, UsageError
 from kvd.kv.store import BlockStore
+from kvd.recall.only import Only
 from kvd.recall.rank import search
 from kvd.service.asker import NOTHING_RELEVANT, TOKEN_KINDS, Question
 from kvd.service.service import Service
@@ -228,14 +229,14 @@ def test_drafts_are_recalled_one_at_a_time_and_not_beside_a_question(
     running, drafts = 0, 0
     release = threading.Event()
 
-    def slow_search(root: Path, query: str, top_k: int) -> list[Hit]:
+    def slow_search(root: Path, query: str, top_k: int, only: Only) -> list[Hit]:
         nonlocal running, drafts
         if query.startswith("draft"):
             running, drafts = running + 1, drafts + 1
             assert running == 1
             assert release.wait(10.0)
             running -= 1
-        return search(root, query, top_k)
+        return search(root, query, top_k, only=only)
 
     monkeypatch.setattr("kvd.service.repositories.search", slow_search)
 
