@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from kvd.bench.checkouts import checked_out, revision_of
+from kvd.bench.off_topic import OFF_TOPIC
 from kvd.bench.statistics import mean, mean_difference, median
 from kvd.bench.text import counted, interval
 from kvd.bench.traces import Say
@@ -166,6 +167,8 @@ class Scored:
     query: str
     ndcg: dict[str, float]
     ms: float
+    refused: bool
+    """Whether nothing was found relevant."""
 
 
 def measure(repositories: Sequence[Repository], checkouts: Path, command: str, say: Say) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def measure(repositories: Sequence[Repository], checkouts: Path, command: str, s
     Raises `RepositoryError` where git can't get a repository.
     """
     scored: list[Scored] = []
-    abouts = []
+    abouts, answered = [], []
     for repository in repositories:
         root = checked_out(repository.name, repository.url, repository.revision, checkouts)
         abouts.append({"name": repository.name, "revision": revision_of(root), "wanted": repository.revision})
@@ -182,18 +185,24 @@ def measure(repositories: Sequence[Repository], checkouts: Path, command: str, s
         searched = root / repository.folder
         update_index(searched, Settings(), lambda progress: None, lambda: False)
         scored += [_scored(repository.name, query, searched) for query in repository.queries]
-    return {"command": command, "repositories": abouts, "queries": [asdict(item) for item in scored]}
+        answered += [{"repository": repository.name, "query": text} for text in OFF_TOPIC if search(searched, text, 1)]
+    return {
+        "command": command,
+        "repositories": abouts,
+        "queries": [asdict(item) for item in scored],
+        "off_topic": {"asked": len(OFF_TOPIC) * len(repositories), "answered": answered},
+    }
 
 
 def _scored(repository: str, query: Query, root: Path) -> Scored:
-    found, ms = {}, 0.0
+    found, ms, refused = {}, 0.0, False
     for name, weights in VARIANTS.items():
         started = perf_counter()
         hits = search(root, query.text, TOP, weights)
         if name == FULL:
-            ms = round((perf_counter() - started) * 1000, 2)
+            ms, refused = round((perf_counter() - started) * 1000, 2), not hits
         found[name] = ndcg(query.targets, [hit.chunk for hit in hits])
-    return Scored(repository, query.category, query.text, found, ms)
+    return Scored(repository, query.category, query.text, found, ms, refused)
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -204,6 +213,11 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     abouts = result["repositories"]
     counts = f"{counted(len(queries), 'query', 'queries')}, {counted(len(abouts), 'repository', 'repositories')}"
     yield f"{counts}; a search takes {times.value:.1f} ms (median)"
+    off_topic = result["off_topic"]
+    yield (
+        f"nothing found for {sum(query['refused'] for query in queries)} of them,"
+        f" something for {len(off_topic['answered'])} of {off_topic['asked']} questions about something else"
+    )
     for about in abouts:
         if not about["revision"].startswith(about["wanted"]):
             found = about["revision"][:12] or "no known revision"

@@ -56,6 +56,8 @@ class Weights:
 
 DEFAULT_WEIGHTS = Weights()
 
+_OF_A_FILE = 10
+"""Chunks that count for their file, each further one less."""
 _SHORTEST_ALIKE = 4
 _OF_A_FRAME = 0.01
 _HOUR_NS = 3_600_000_000_000
@@ -161,7 +163,7 @@ class Scorer:
         for number, score in own.items():
             by_file[self._gathered.candidates[number].path].append(score)
         sums = {
-            path: sum(score / (rank + 1) for rank, score in enumerate(sorted(scores, reverse=True)[:4]))
+            path: sum(score / (rank + 1) ** 0.5 for rank, score in enumerate(sorted(scores, reverse=True)[:_OF_A_FILE]))
             for path, scores in by_file.items()
         }
         best = max(sums.values(), default=1.0) or 1.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvd.bench import rerank
+from kvd.bench.off_topic import OFF_TOPIC
 from kvd.bench.recall import FULL, RAW, VARIANTS, Target, lines, ndcg, read_benchmark
 from kvd.errors import UsageError
 from kvd.types import Chunk
@@ -80,6 +81,10 @@ def test_the_command_scores_each_way_to_rank(kvd: Kvd, benchmark: Path) -> None:
     assert len(about["revision"]) == 40
     text = "\n".join(lines(result))
     assert "2 queries, 1 repository; a search takes" in text
+    assert not first["refused"]
+    assert result["off_topic"]["asked"] == len(OFF_TOPIC)
+    assert len(result["off_topic"]["answered"]) <= len(OFF_TOPIC) // 10
+    assert "nothing found for 0 of them, something for" in text
     assert f"mine is at {about['revision'][:12]}, not at HEAD" in text
     assert "semantic                                        1    1.000" in text
     about["wanted"] = about["revision"][:8]
