@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from math import fsum
 
 from kvd.recall.candidates import Candidate, Gathered
 from kvd.recall.scores import Weights
@@ -33,7 +34,7 @@ def _meeting(candidates: Collection[Candidate], importance: dict[str, float]) ->
     files: dict[str, set[str]] = defaultdict(set)
     for item in candidates:
         files[item.path] |= item.words
-    return max((sum(importance[word] for word in found) for found in files.values()), default=0.0)
+    return max((fsum(importance[word] for word in found) for found in files.values()), default=0.0)
 
 
 def _named(candidates: Iterable[Candidate], importance: dict[str, float], enough: float) -> float:
@@ -45,5 +46,5 @@ def _named(candidates: Iterable[Candidate], importance: dict[str, float], enough
             break
         if not item.words <= found:
             found |= item.words & set(terms(f"{item.scope} {' '.join(item.symbols)} {item.path}"))
-            share = sum(importance[word] for word in found)
+            share = fsum(importance[word] for word in found)
     return share

@@ -13,9 +13,10 @@ or a path points at leads.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
+from math import exp2, fsum
 
 from kvd.recall import pins
 from kvd.recall.candidates import Candidate, Gathered
@@ -120,9 +121,9 @@ class Scorer:
             last = last_part(name)
             if name in self._query.names or last in self._lasts:
                 return 1.0
-            parts = set(name_terms(last))
-            if parts and parts <= self._asked:
-                best = max(best, min(1.0, 1.5 * sum(self._gathered.importance[part] for part in parts)))
+            parts = name_terms(last)
+            if parts and all(part in self._asked for part in parts):
+                best = max(best, min(1.0, 1.5 * fsum(self._gathered.importance[part] for part in set(parts))))
         return best * 0.7
 
     def _is_asked(self, item: Candidate) -> bool:
@@ -137,19 +138,16 @@ class Scorer:
 
     def _path(self, path: str) -> float:
         """The share of the question's words that the file's name or its folders say, the name counting fully."""
-        folder, _, name = path.rpartition("/")
-        stem = name.partition(".")[0]
-        said = set(terms(stem))
+        said, folders, whole = _path_terms(path)
         near = said & self._asked
-        around = (set(terms(folder)) & self._asked) - near
+        around = (folders & self._asked) - near
         importance = self._gathered.importance
-        share = sum(importance[word] for word in near) + 0.4 * sum(importance[word] for word in around)
-        share += self._weights.alike * sum(self._alike(word, near) for word in said - near)
-        whole = set(name_terms(stem))
+        share = fsum(importance[word] for word in near) + 0.4 * fsum(importance[word] for word in around)
+        share += self._weights.alike * fsum(self._alike(word, near) for word in said - near)
         complete = 0.25 if whole and whole <= self._asked else 0.0
         return min(1.0, share * 1.5 + complete)
 
-    def _alike(self, word: str, near: set[str]) -> float:
+    def _alike(self, word: str, near: frozenset[str]) -> float:
         """The weight of an asked word that begins as the file's one, or the other way round: `token`, `tokenize`."""
         if len(word) < _SHORTEST_ALIKE:
             return 0.0
@@ -170,7 +168,15 @@ class Scorer:
         return {path: value / best for path, value in sums.items()}
 
 
+@lru_cache(maxsize=16_384)
+def _path_terms(path: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The words of a file's name without its endings, those of its folders, and the parts of the name alone."""
+    folder, _, name = path.rpartition("/")
+    stem = name.partition(".")[0]
+    return frozenset(terms(stem)), frozenset(terms(folder)), frozenset(name_terms(stem))
+
+
 def _recency(mtime_ns: int, newest_ns: int) -> float:
     """1 for files as new as the newest one, half a day older. In whole hours: a checkout's files are all as new."""
     hours = (newest_ns - mtime_ns) // _HOUR_NS
-    return math.exp2(-hours / _HALVED_AFTER)
+    return exp2(-hours / _HALVED_AFTER)
