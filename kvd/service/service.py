@@ -84,7 +84,7 @@ class Service:
         by_model: bool = False,
         only: Only = EVERYTHING,
     ) -> dict[str, Any]:
-        """Ranked chunks of what `only` leaves. Updates the index first; needs no model unless it is to judge them too."""
+        """Ranked chunks of what `only` leaves. Updates the index first; needs no model unless that is to judge too."""
         received = time.monotonic()
         settings = load_settings()
         root = await self._repositories.find_root(repo)
