@@ -94,6 +94,9 @@ def test_a_first_index_is_visible(kvd: Kvd, repository: Path) -> None:
 
 
 def test_a_damaged_index_is_made_anew_visibly(kvd: Kvd, repository: Path) -> None:
+    paths.config_file().parent.mkdir(parents=True)
+    # Who watches may be the first to notice, and tells only the log.
+    paths.config_file().write_text("watch = false\n")
     kvd.ok("index", str(repository))
     paths.index_file(repository).write_bytes(b"garbage" * 1_000)
     done = kvd.run("search", "session", "--repo", str(repository))
