@@ -253,12 +253,13 @@ _MINOR = {
     "java": "(enum_constant) @minor",
     "json": "(document (object (pair) @minor))",
     "yaml": "(document (block_node (block_mapping (block_mapping_pair) @minor)))",
+    "haskell": "(declarations (bind) @definition)",
     "r": "(binary_operator rhs: (function_definition)) @definition",
 }
 _MINOR["typescript"] = _MINOR["tsx"] = _MINOR["javascript"]
 _MINOR["cpp"] = _MINOR["cuda"] = _MINOR["objc"] = _MINOR["c"]
 
-# In these languages a definition is a call or list whose first word says so.
+# In these languages a definition is a call or list whose first word says so, or what its kind does not tell.
 _BY_FIRST_WORD = {
     "elixir": "(call target: (identifier) @first (#match? @first "
     '"^(def|defp|defmodule|defmacro|defmacrop|defprotocol|defimpl|defstruct|defdelegate|test|describe)$")) @definition',
@@ -266,7 +267,13 @@ _BY_FIRST_WORD = {
     "scheme": '(list . (symbol) @first (#match? @first "^(define|module)")) @definition',
     "racket": '(list . (symbol) @first (#match? @first "^(define|struct|module)")) @definition',
     "hcl": "(block) @definition",
+    "html": "(element (start_tag (attribute (attribute_name) @first (quoted_attribute_value (attribute_value)))"
+    ' (#eq? @first "id"))) @definition',
+    "dockerfile": "(from_instruction) @definition",
 }
+
+# Kinds that define something in some places only, named by a query in `_MINOR`: in `do` a `bind` of Haskell does not.
+_SOMETIMES = {"haskell": {"bind"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +292,8 @@ def definition_kinds(language: str, all_kinds: tuple[str, ...]) -> DefinitionKin
         return DefinitionKinds(frozenset(), _BY_FIRST_WORD[language])
     kinds = frozenset(kind for kind in all_kinds if _is_definition(language, kind))
     small = {kind for kind in kinds if _SMALL_KIND.search(kind)}
-    query = _captures(kinds - small, "definition") + _captures(small, "minor") + _MINOR.get(language, "")
+    told = kinds - small - _SOMETIMES.get(language, set())
+    query = _captures(told, "definition") + _captures(small, "minor") + _MINOR.get(language, "")
     return DefinitionKinds(kinds, query)
 
 

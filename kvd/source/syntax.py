@@ -19,8 +19,8 @@ _READ_SIZE = 8_192
 _MAX_NAME = 120
 _MAX_DEFINITIONS = 20_000
 _SCOPE_LINES = 3
-_FLAT_SECTIONS = {"rst"}
-"""Here a section's node holds its title alone; it goes on to the next one."""
+_FLAT_SECTIONS = {"rst", "dockerfile"}
+"""Here the node of a section, or of a build's stage, is its title alone; it goes on to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,14 @@ _NAME_FIELDS = (
     "binding",
     "lhs",
     "key",
+    "as",
 )
 _NAME_KIND = re.compile(
     r"identifier|name|^constant$|(?<!key)word$|symbol|sym_lit|^key$|_key$|^atom$|^variable$|^inline$|heading"
     r"|^bareword$|^unquoted_argument$|^selectors$|^alias$|^object_reference$|^title$|^string$|^flow_node$",
     re.IGNORECASE,
 )
+_HEADING_MARKS = re.compile(r"^#+ +| +#+$|^#+$")
 _REFERENCE = re.compile(r"_specifier$")
 _TOO_DEEP = 12
 _NEAR = 8
@@ -154,7 +156,7 @@ def _name_of(node: Node, source: bytes) -> str:
     if named is None:
         return ""
     text = source[named.start_byte : named.end_byte].decode("utf-8", "replace")
-    name = " ".join(text.split()).strip("\"'`#*=: ")
+    name = _HEADING_MARKS.sub("", " ".join(text.split())).strip("\"'`*=: ")
     if not name or len(name) > _MAX_NAME:
         return ""
     receiver = node.child_by_field_name("receiver")
@@ -181,12 +183,23 @@ def _name_node(node: Node) -> Node | None:
     return _first_name(node)
 
 
+def _identity(element: Node) -> Node | None:
+    """The value of an HTML element's `id`."""
+    for attribute in element.named_children[0].named_children:
+        name, *value = attribute.named_children or [attribute]
+        if attribute.type == "attribute" and name.text == b"id" and value:
+            return value[0]
+    return None
+
+
 def _first_name(node: Node) -> Node | None:
     """Without fields: what looks most like a name among the first nodes within, nearer ones first."""
     if node.type == "block":
         # `resource "kind" "name" {`: the last label is the thing's own name.
         labels = [child for child in node.named_children[:4] if child.type in ("identifier", "string_lit")]
         return labels[-1] if labels else None
+    if node.type == "element":
+        return _identity(node)
     level = node.named_children[:_NEAR]
     if node.type in ("list_lit", "list", "call"):
         level = level[1:2]
