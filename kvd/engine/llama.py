@@ -50,6 +50,29 @@ def run(tokens: Sequence[int], start: int, sequence: int, logits: bool = False) 
     ]
 
 
+def tokenize(vocab: Any, text: str, special: bool, marks: bool) -> list[int]:
+    """Tokens of `text`; `marks` puts the model's own before and after it, `special` parses those that it spells."""
+    data = text.encode("utf-8", "replace")
+    size = len(data) + 8
+    while True:
+        buffer = (llama_cpp.llama_token * size)()
+        count = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, size, marks, special)
+        if count >= 0:
+            return list(buffer[:count])
+        size = -count
+
+
+def load_model(path: Path, gpu_layers: int) -> Any:
+    """The model, or a null pointer; with 0 layers the GPU is not touched."""
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = gpu_layers
+    if not gpu_layers:
+        # An empty list. Without it a GPU would still get buffers, and large batches to compute.
+        params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
+    return llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+
+
 class DoesNotFitError(ModelError):
     """llama.cpp did not get what it needs for a model, mostly memory: with less on the GPU it may."""
 
@@ -66,14 +89,8 @@ class LlamaEngine:
     not say so."""
 
     def __init__(self, path: Path, n_ctx: int, threads: int = 0, gpu_layers: int = -1) -> None:
-        llama_cpp.llama_backend_init()
-        params = llama_cpp.llama_model_default_params()
         self.gpu = gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
-        params.n_gpu_layers = (gpu_layers if gpu_layers > 0 else _ALL_LAYERS) if self.gpu else 0
-        if not self.gpu:
-            # An empty list. Without it a GPU would still get buffers, and large batches to compute.
-            params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        self._model = load_model(path, (gpu_layers if gpu_layers > 0 else _ALL_LAYERS) if self.gpu else 0)
         if not self._model:
             raise DoesNotFitError(f"llama.cpp can't load {path}", hint="kvd setup")
         self.vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -158,14 +175,7 @@ class LlamaEngine:
 
     def tokenize(self, text: str, special: bool = False, bos: bool = False) -> list[int]:
         """`special` parses the likes of `<|im_end|>`: never set it for text that comes from a repository."""
-        data = text.encode("utf-8", "replace")
-        size = len(data) + 8
-        while True:
-            buffer = (llama_cpp.llama_token * size)()
-            count = llama_cpp.llama_tokenize(self.vocab, data, len(data), buffer, size, bos, special)
-            if count >= 0:
-                return list(buffer[:count])
-            size = -count
+        return tokenize(self.vocab, text, special, bos)
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; special tokens stand for nothing."""

@@ -58,6 +58,24 @@ def check_gguf(path: Path) -> None:
         raise ModelError(f"{path} is one part of a split model", hint="llama-gguf-split --merge FIRST.gguf WHOLE.gguf")
 
 
+def embedding_width(path: Path) -> int:
+    """Numbers of a token's vector in the model, as its metadata say. Raises `ModelError` where they don't."""
+    try:
+        with path.open("rb", buffering=_BUFFER_BYTES) as file:
+            reader = _Reader(file)
+            entries = reader.unpack(_HEADER)[3]
+            reader.expect(entries * _LEAST_METADATA)
+            for _ in range(entries):
+                key = reader.take(min(reader.u64(), _MOST_KEY))
+                kind = reader.u32()
+                if kind == _TYPE_U32 and key.endswith(b".embedding_length"):
+                    return reader.u32()
+                _skip_values(reader, kind, 1)
+    except (OSError, _DamagedError) as error:
+        raise ModelError(f"can't read {path}: {getattr(error, 'strerror', 'damaged')}") from error
+    raise ModelError(f"{path} does not say how wide its vectors are")
+
+
 class _DamagedError(Exception):
     """The structure does not fit the file."""
 

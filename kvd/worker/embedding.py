@@ -1,0 +1,63 @@
+"""`python -m kvd.worker.embedding`: the child that makes vectors with a GGUF model. The daemon starts it.
+
+Frames are those of `kvd.worker.protocol`. `load {path, threads}` comes first; `embed {texts}` is answered with the
+vectors as a blob: float32, little-endian, one row after the other, each of length 1. It ends at the end of its input.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kvd.engine.machine import wait_briefly
+from kvd.errors import KvdError, UsageError
+from kvd.worker.protocol import Message, encode_frame, read_frame
+
+if TYPE_CHECKING:
+    from kvd.engine.embedding import EmbeddingEngine
+
+
+def main() -> None:
+    # Native code prints to standard output when it likes; frames get a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    wait_briefly()
+    from kvd.engine.log import quiet_llama_log
+
+    # It warns of contexts that are larger than what a text may have.
+    quiet_llama_log(warnings=False)
+    serve(sys.stdin.buffer, answers)
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the input ends; only what is told in a `KvdError` is survived."""
+    engine: EmbeddingEngine | None = None
+    while (frame := read_frame(requests)) is not None:
+        message, _ = frame
+        number, blob = message["id"], b""
+        try:
+            if message["method"] == "load":
+                engine = _loaded(message["params"])
+            elif engine is None:
+                raise UsageError("no model is loaded")
+            else:
+                blob = engine.embed([str(text) for text in message["params"]["texts"]]).astype("<f4").tobytes()
+            answer: Message = {"id": number, "result": {}}
+        except KvdError as error:
+            answer = {"id": number, "error": error.to_json()}
+        answers.write(encode_frame(answer, blob))
+        answers.flush()
+
+
+def _loaded(params: Message) -> EmbeddingEngine:
+    from kvd.engine.embedding import EmbeddingEngine
+
+    return EmbeddingEngine(Path(params["path"]), int(params["threads"]))
+
+
+if __name__ == "__main__":
+    main()
