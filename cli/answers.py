@@ -90,4 +90,6 @@ def index_line(summary: dict[str, Any]) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
         line += f", skipped {sum(skipped.values()):,} ({reasons})"
     line += f", in {summary['seconds']:.1f} s"
+    if summary["pending_vectors"]:
+        line += f"; {counted(summary['pending_vectors'], 'vector')} to come"
     return clean_line(line + (f"; made anew: {summary['rebuilt']}" if summary["rebuilt"] else ""))

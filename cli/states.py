@@ -29,6 +29,8 @@ def lines(state: dict[str, Any]) -> list[str]:
         _store_line(state["store"]),
         *_index_lines(state),
     ]
+    if state["embedder_error"]:
+        shown.append(f"embedder {state['embedder_error']}")
     if state["settings_error"]:
         shown.append(f"settings {state['settings_error']}")
     return [clean_line(line) for line in shown]
@@ -115,6 +117,8 @@ def _index_lines(state: dict[str, Any]) -> list[str]:
 def _index_line(entry: dict[str, Any], busy: bool) -> str:
     line = f"index    {entry.get('repo')}: {counted(entry.get('files', 0), 'file')}"
     line += f", {counted(entry.get('chunks', 0), 'chunk')}, {file_size(entry.get('bytes', 0))}"
+    if pending := entry.get("pending_vectors"):
+        line += f", {counted(pending, 'vector')} to come"
     return line + (", being updated" if busy else "") + _watch_words(entry.get("watch"))
 
 

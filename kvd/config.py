@@ -11,6 +11,8 @@ from kvd import paths
 from kvd.errors import UsageError
 from kvd.regular import read_small
 
+DEFAULT_EMBEDDER = "default"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -46,6 +48,10 @@ class Settings:
     """Hard cap of all that the cold store has on disk."""
     idle_minutes: int = 30
     """The model is unloaded after so long without a question; 0: never."""
+    embedder: str = DEFAULT_EMBEDDER
+    """What makes vectors of code and questions: default, or the path of a GGUF embedding model."""
+    not_secret: str = ""
+    """Files that only look like secrets, as patterns of .gitignore with blanks between: tests/certs/ *.example.pem"""
     max_file_bytes: int = 1_000_000
     """Larger files are not indexed."""
     watch: bool = True

@@ -74,6 +74,11 @@ def gate_file() -> Path:
     return cache_dir() / "gate.json"
 
 
+def vectors_file() -> Path:
+    """Vectors by what was embedded, for all indexes."""
+    return cache_dir() / "vectors.db"
+
+
 def index_file(root: Path) -> Path:
     """The index of the repository at `root` (a resolved path)."""
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]

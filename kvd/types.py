@@ -66,8 +66,14 @@ class IndexSummary:
     seconds: float = 0.0
     by_lines: int = 0
     """Indexed files that were cut by lines: no grammar knows them, or their parser failed."""
+    by_lines_reasons: dict[str, int] = field(default_factory=dict)
+    """The same by reason: `no grammar: LANGUAGE` or `parser failed`."""
+    languages: dict[str, int] = field(default_factory=dict)
+    """Indexed files by language."""
     rebuilt: str = ""
-    """Why the index was made anew (damaged file, other embedder), or ""."""
+    """Why the index was made anew (damaged file, other repository), or ""."""
+    pending_vectors: int = 0
+    """Chunks that are found by their words alone until they get a vector."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

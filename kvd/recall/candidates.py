@@ -7,6 +7,7 @@ common the word is and which words meet in a chunk.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,16 @@ from heapq import nlargest
 
 import apsw
 
+from kvd.errors import KvdError
 from kvd.recall import database, pins
-from kvd.recall.embed import default_embedder, label
+from kvd.recall.embed import Embedder, label
 from kvd.recall.index import VECTOR_SCALE, as_int8
 from kvd.recall.only import EVERYTHING, Only, allowed_chunks
 from kvd.recall.query import Query
 from kvd.recall.vocabulary import corrected
 from kvd.recall.words import query_words
+
+_log = logging.getLogger(__name__)
 
 MAX_TERMS = 32
 """The rarest words of a longer question are asked for."""
@@ -59,7 +63,7 @@ class Gathered:
     importance: dict[str, float] = field(default_factory=dict)
 
 
-def gather(db: apsw.Connection, query: Query, only: Only = EVERYTHING) -> Gathered:
+def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = EVERYTHING) -> Gathered:
     """Look the terms up, find the nearest vectors and what the query points at."""
     allowed = allowed_chunks(db, only)
     chunks = _count(db)
@@ -74,7 +78,7 @@ def gather(db: apsw.Connection, query: Query, only: Only = EVERYTHING) -> Gather
     importance = {term: weight / whole for term, weight in weights.items()}
     candidates = _Lexical(db, rows, importance, chunks, allowed).found(asked)
     if query.terms:
-        _add_similar(db, query, candidates, allowed)
+        _add_similar(db, query, embedder, candidates, allowed)
     _add_pinned(db, query, candidates, allowed)
     _describe(db, candidates)
     return Gathered(candidates, importance)
@@ -135,13 +139,20 @@ def _lift(rows: int, chunks: int) -> float:
 
 
 def _add_similar(
-    db: apsw.Connection, query: Query, candidates: dict[int, Candidate], allowed: frozenset[int] | None
+    db: apsw.Connection,
+    query: Query,
+    embedder: Embedder,
+    candidates: dict[int, Candidate],
+    allowed: frozenset[int] | None,
 ) -> None:
-    embedder = default_embedder()
     if database.read_meta(db).get("embedder") != label(embedder):
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
-    vector = as_int8(embedder.embed_query(" ".join(query_words(query.text)))).tobytes()
+    try:
+        vector = as_int8(embedder.embed_query(" ".join(query_words(query.text)))).tobytes()
+    except KvdError as error:
+        _log.warning("a question without vectors: %s", error.code)
+        return
     bindings: tuple[bytes | int | str, ...] = (vector, _MAX_VECTORS)
     confined = ""
     if allowed is not None:

@@ -20,7 +20,7 @@ from kvd.errors import StoreError
 from kvd.recall.words import WORDS_VERSION
 from kvd.regular import check_database
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _BUSY_MS = 10_000
 _REINSTALL = "pip install --force-reinstall apsw sqlite-vec"
@@ -50,6 +50,8 @@ CREATE TABLE chunks (
     text       TEXT NOT NULL
 ) STRICT;
 CREATE INDEX chunks_by_file ON chunks (file_id);
+-- Chunks that have no vector yet.
+CREATE TABLE pending (chunk_id INTEGER PRIMARY KEY REFERENCES chunks (id)) STRICT;
 CREATE VIRTUAL TABLE words USING fts5 (
     body, path, symbols, content = '', contentless_delete = 1, tokenize = "unicode61 remove_diacritics 0 tokenchars '_'"
 );
@@ -60,6 +62,7 @@ _COLUMNS = {
     "meta": "key value",
     "files": "id path size mtime_ns seen_ns hash skipped language by_lines",
     "chunks": "id file_id start_line end_line start_byte end_byte scope symbols text",
+    "pending": "chunk_id",
 }
 
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
@@ -103,6 +106,13 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
 
 def open_for_reading(path: Path, root: Path) -> apsw.Connection:
     """A connection that can't write. Raises `StoreError` where there is no usable index."""
+    db = open_as_it_is(path, root)
+    db.execute("PRAGMA query_only = 1")
+    return db
+
+
+def open_as_it_is(path: Path, root: Path) -> apsw.Connection:
+    """A connection to the index that is there. Raises `StoreError` where there is no usable one."""
     hint = f"kvd index {root}"
     if not path.exists():
         raise StoreError(f"there is no index of {root}", hint=hint)
@@ -114,7 +124,6 @@ def open_for_reading(path: Path, root: Path) -> apsw.Connection:
     except (apsw.Error, OSError) as error:
         fault = getattr(error, "strerror", None) or error
         raise StoreError(f"can't read the index of {root}: {fault}", hint=hint) from error
-    db.execute("PRAGMA query_only = 1")
     return db
 
 
@@ -191,6 +200,8 @@ def _connect(path: Path | str, flags: int) -> apsw.Connection:
         db.enable_load_extension(True)
         db.load_extension(_vector_extension())
         db.enable_load_extension(False)
+        # What a loss of power may cost are the last commits, which the next run makes again.
+        db.execute("PRAGMA synchronous = NORMAL")
         # A WAL that a burst of writing made long is cut when it is next emptied.
         db.execute("PRAGMA journal_size_limit = 8000000")
     except BaseException:

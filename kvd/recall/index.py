@@ -1,4 +1,7 @@
-"""Writing an index: what is known of each file, and one file's chunks, words and vectors in or out."""
+"""Writing an index: what is known of each file, and one file's chunks and words in or out.
+
+Vectors follow later: see `kvd.recall.vectors`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import apsw
 
 from kvd.errors import CancelledError, StoreError
 from kvd.recall import database
-from kvd.recall.embed import Embedder, embedded_text, label
+from kvd.recall.embed import Embedder, label
 from kvd.recall.stems import terms
 from kvd.types import Chunk
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WAIT_S = 0.05
-_EMBED_BATCH = 512
 _COMPACT_AFTER = 4_000
 """Deleted chunks after which vectors and words, which don't shrink by themselves, are packed."""
 
@@ -95,46 +97,25 @@ class IndexWriter:
         return {str(path): KnownFile(*rest) for path, *rest in rows}
 
     def use_embedder(self) -> str:
-        """Redo all vectors if another embedder wrote them; returns why, or ""."""
+        """Throw all vectors away if another embedder made them; returns why, or ""."""
         before = database.read_meta(self._db).get("embedder", "")
         now = label(self._embedder)
         if before == now:
             return ""
         with self._db:
             database.create_vectors(self._db, self._embedder.dimension)
-            self._embed_all()
+            self._db.execute("INSERT OR IGNORE INTO pending SELECT id FROM chunks")
             database.write_meta(self._db, embedder=now)
         return f"vectors by {before}, now by {now}" if before else ""
-
-    def _embed_all(self) -> None:
-        last = 0
-        while True:
-            rows = database.rows(
-                self._db,
-                "SELECT chunks.id, scope, text, path FROM chunks JOIN files ON files.id = file_id"
-                " WHERE chunks.id > ? ORDER BY chunks.id LIMIT ?",
-                (last, _EMBED_BATCH),
-            )
-            if not rows:
-                return
-            texts = [embedded_text(str(path), str(scope), str(text)) for _, scope, text, path in rows]
-            self._add_vectors([int(row[0]) for row in rows], texts)
-            last = int(rows[-1][0])
 
     def put(self, files: Sequence[NewFile]) -> None:
         """Replace what the index holds of these files."""
         with self._db:
             self._delete_chunks([file.path for file in files])
-            ids: list[int] = []
-            texts: list[str] = []
             for file in files:
-                for chunk_id, chunk in self._put_one(file):
-                    ids.append(chunk_id)
-                    texts.append(embedded_text(chunk.path, chunk.scope, chunk.text))
-            for start in range(0, len(ids), _EMBED_BATCH):
-                self._add_vectors(ids[start : start + _EMBED_BATCH], texts[start : start + _EMBED_BATCH])
+                self._put_one(file)
 
-    def _put_one(self, file: NewFile) -> Iterator[tuple[int, Chunk]]:
+    def _put_one(self, file: NewFile) -> None:
         row = database.rows(
             self._db,
             "INSERT INTO files (path, size, mtime_ns, seen_ns, hash, skipped, language, by_lines)"
@@ -177,14 +158,7 @@ class IndexWriter:
                 "INSERT INTO words (rowid, body, path, symbols) VALUES (?, ?, ?, ?)",
                 (chunk_id, " ".join(terms(chunk.text)), path_words, symbol_words),
             )
-            yield chunk_id, chunk
-
-    def _add_vectors(self, ids: Sequence[int], texts: Sequence[str]) -> None:
-        vectors = as_int8(self._embedder.embed_documents(texts))
-        self._db.executemany(
-            "INSERT INTO vectors (rowid, embedding) VALUES (?, vec_int8(?))",
-            [(chunk_id, vector.tobytes()) for chunk_id, vector in zip(ids, vectors, strict=True)],
-        )
+            self._db.execute("INSERT INTO pending VALUES (?)", (chunk_id,))
 
     def touch(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
         """Note (size, mtime_ns, seen_ns, file id) of files whose content is as it was."""
@@ -205,7 +179,7 @@ class IndexWriter:
                 "SELECT chunks.id FROM chunks JOIN files ON files.id = file_id WHERE path = ?", (path,)
             )
         ]
-        for table, key in (("words", "rowid"), ("vectors", "rowid"), ("chunks", "id")):
+        for table, key in (("words", "rowid"), ("vectors", "rowid"), ("pending", "chunk_id"), ("chunks", "id")):
             self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", ids)
         if ids:
             dead = int(database.read_meta(self._db).get("dead_vectors", "0")) + len(ids)
@@ -234,16 +208,31 @@ class IndexWriter:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What an index holds: files with chunks, how many of them were cut without a grammar, and chunks."""
+    """What an index holds: files with chunks, chunks, and how many of these have no vector yet."""
 
-    files: int
-    by_lines: int
+    languages: dict[str, int]
+    """Files by language; "" is an unknown one."""
+    by_lines: dict[str, int]
+    """Of them those that were cut without a grammar."""
     chunks: int
+    pending: int
+
+    @property
+    def files(self) -> int:
+        return sum(self.languages.values())
 
 
 def counts(db: apsw.Connection) -> Counts:
-    files, by_lines = database.rows(db, "SELECT count(*), coalesce(sum(by_lines), 0) FROM files WHERE skipped = ''")[0]
-    return Counts(files, by_lines, database.rows(db, "SELECT count(*) FROM chunks")[0][0])
+    languages: dict[str, int] = {}
+    by_lines: dict[str, int] = {}
+    for language, files, cut in database.rows(
+        db, "SELECT language, count(*), sum(by_lines) FROM files WHERE skipped = '' GROUP BY language ORDER BY language"
+    ):
+        languages[language] = files
+        if cut:
+            by_lines[language] = cut
+    chunks, pending = (database.rows(db, f"SELECT count(*) FROM {table}")[0][0] for table in ("chunks", "pending"))
+    return Counts(languages, by_lines, chunks, pending)
 
 
 VECTOR_SCALE = 127.0

@@ -12,6 +12,7 @@ from kvd import paths
 from kvd.errors import UsageError
 from kvd.recall import database
 from kvd.recall.candidates import Candidate, Gathered, gather
+from kvd.recall.embed import Embedder, default_embedder
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.query import read_query
 from kvd.recall.relevance import relevant
@@ -22,9 +23,14 @@ MAX_QUERY = 20_000
 
 
 def search(
-    root: Path, query: str, top_k: int, weights: Weights = DEFAULT_WEIGHTS, only: Only = EVERYTHING
+    root: Path,
+    query: str,
+    top_k: int,
+    weights: Weights = DEFAULT_WEIGHTS,
+    only: Only = EVERYTHING,
+    embedder: Embedder | None = None,
 ) -> list[Hit]:
-    """The best chunks, best first; an empty list when nothing is relevant.
+    """The best chunks, best first; an empty list when nothing is relevant. `embedder`: None for the default one.
 
     Any text is a query; it has no syntax. Raises `UsageError` for a blank one or one of more than `MAX_QUERY`
     characters, `StoreError` where there is no usable index.
@@ -41,15 +47,15 @@ def search(
     try:
         # One transaction: what was found is still there when it is read.
         with database.damage_noticed(root), db:
-            hits = _ranked(db, query, top_k, weights, only)
+            hits = _ranked(db, query, top_k, weights, only, embedder or default_embedder())
     finally:
         db.close()
     return hits
 
 
-def _ranked(db: apsw.Connection, text: str, top_k: int, weights: Weights, only: Only) -> list[Hit]:
+def _ranked(db: apsw.Connection, text: str, top_k: int, weights: Weights, only: Only, embedder: Embedder) -> list[Hit]:
     query = read_query(text)
-    gathered = gather(db, query, only)
+    gathered = gather(db, query, embedder, only)
     if not relevant(gathered, weights):
         return []
     scored = _worth_showing(Scorer(query, gathered, weights).scores(), gathered, weights)

@@ -79,7 +79,7 @@ class Asker:
     async def ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
         # From the start, because recall too would be slower beside that of a draft.
-        with self._engine.drafts.making_way():
+        with self._engine.drafts.making_way(), self._repositories.filler.making_way():
             return await self._ask(root, question, settings, emit)
 
     async def _ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:

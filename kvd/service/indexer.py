@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from kvd import paths
 from kvd.config import Settings
 from kvd.errors import CancelledError, StoreError
 from kvd.recall import database
-from kvd.recall.embed import default_embedder, label
-from kvd.recall.index import IndexWriter, KnownFile, NewFile, counts, only_writer
-from kvd.source import filters
+from kvd.recall.embed import Embedder, default_embedder, label
+from kvd.recall.index import IndexWriter, counts, only_writer
+from kvd.recall.vector_cache import VectorCache
+from kvd.recall.vectors import fill_vectors
+from kvd.service.update import Update
 from kvd.source.chunker import CHUNKER_VERSION
-from kvd.source.content import Content
-from kvd.source.cutter import Cutter, Item
-from kvd.source.tree import FileEntry, Listing, checked_folder, list_files, read_file
+from kvd.source.cutter import Cutter, WarmCutters
+from kvd.source.ignore import matcher
+from kvd.source.languages import has_grammar
+from kvd.source.tree import checked_folder, list_files
 from kvd.types import IndexSummary, Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
@@ -34,16 +38,33 @@ FIRST_INDEX = "first-index"
 REBUILD = "rebuild"
 """The stage that tells that the index had to be made anew; its message says why."""
 
-_RACY_NS = 2_000_000_000
-"""A file that was changed so shortly before it was read may have changed again within the same timestamp."""
+UNKNOWN = "unknown"
+"""A language that has no name."""
 
-_BATCH_FILES = 32
-_BATCH_BYTES = 2_000_000
-_HASH_BYTES = 16
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What an index run works with.
+
+    `cutters`: whose children outlast it; None for children of its own. `prepare`: there are changed files, so that a
+    parser is started while the others are looked at.
+
+    `embedder`: None for the default one. `vector_seconds`: for how long vectors are computed at the end of a run; what
+    is then left is for `fill_index`. With 0, vectors come from the cache alone.
+    """
+
+    embedder: Embedder | None = None
+    vector_seconds: float = math.inf
+    cutters: WarmCutters | None = None
+    prepare: bool = False
 
 
 def update_index(
-    root: Path, settings: Settings, progress: ProgressCallback, cancelled: Callable[[], bool]
+    root: Path,
+    settings: Settings,
+    progress: ProgressCallback,
+    cancelled: Callable[[], bool],
+    means: Means | None = None,
 ) -> IndexSummary:
     """Bring the index of `root` up to date and say what was done.
 
@@ -51,196 +72,123 @@ def update_index(
     `CancelledError` the next run goes on from there. Another indexer of the same repository is waited for.
     Raises `RepositoryError`, `StoreError`, `CancelledError`.
     """
-    started = time.monotonic()
-    root = checked_folder(root)
-    file = paths.index_file(root)
-    with only_writer(file, cancelled):
+    run = _Run(checked_folder(root), settings, progress, cancelled, means or Means())
+    with only_writer(run.file, cancelled):
         try:
-            return _run(root, settings, progress, cancelled, started, "")
+            return run.run()
         except apsw.Error as error:
             if not database.is_damage(error):
-                raise StoreError(f"can't write the index {file}: {error}", hint="check the disk's space") from error
+                raise StoreError(f"can't write the index {run.file}: {error}", hint="check the disk's space") from error
             # The damage was deeper than opening the file could show.
-            database.remove(file)
-            reason = f"damaged file: {error}"
-    with only_writer(file, cancelled), database.damage_noticed(root):
-        return _run(root, settings, progress, cancelled, started, reason)
+            database.remove(run.file)
+            run.rebuilt = f"damaged file: {error}"
+    with only_writer(run.file, cancelled), database.damage_noticed(run.root):
+        return run.run()
 
 
-def _run(
-    root: Path,
-    settings: Settings,
-    progress: ProgressCallback,
-    cancelled: Callable[[], bool],
-    started: float,
-    rebuilt: str,
-) -> IndexSummary:
-    embedder = default_embedder()
+def fill_index(root: Path, embedder: Embedder, stop: Callable[[], bool]) -> int:
+    """Go on with the vectors of `root` until `stop()`; returns how many chunks still have none.
+
+    Raises `StoreError` where there is no usable index, and what the embedder raises.
+    """
+    root = checked_folder(root)
     file = paths.index_file(root)
-    db, reason = database.open_for_writing(file, root, str(CHUNKER_VERSION))
+    db = database.open_as_it_is(file, root)
     try:
-        writer = IndexWriter(db, embedder)
-        swapped = writer.use_embedder()
-        reason = rebuilt or reason or swapped
-        if reason:
-            _log.warning("index %s made anew: %s", file.name, reason)
-            progress(Progress(REBUILD, message=reason))
-        elif not _complete(db):
-            progress(Progress(FIRST_INDEX, message=str(root)))
-        progress(Progress("scan"))
-        update = _Update(root, settings, writer, progress, cancelled)
-        update.run(list_files(root))
-        writer.finish()
-        held = counts(db)
+        with database.damage_noticed(root), VectorCache(paths.vectors_file()) as cache:
+            # Of another embedder: the next index run begins anew with this one.
+            if database.read_meta(db).get("embedder") != label(embedder):
+                return 0
+            with suppress(CancelledError):
+                # It gives way to an index run, and is not waited for by one while it computes.
+                fill_vectors(db, embedder, cache, stop, writing=lambda: only_writer(file, stop))
+            return counts(db).pending
     finally:
         db.close()
-    return IndexSummary(
-        repo=str(root),
-        files=held.files,
-        chunks=held.chunks,
-        added=update.added,
-        changed=update.changed,
-        deleted=update.deleted,
-        unchanged=update.unchanged,
-        skipped=dict(sorted(update.skipped.items())),
-        embedder=label(embedder),
-        seconds=round(time.monotonic() - started, 3),
-        by_lines=held.by_lines,
-        rebuilt=reason,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A file between being read and being written: what the index held of it, when and what was read."""
-
-    entry: FileEntry
-    before: KnownFile | None
-    seen_ns: int
-    digest: bytes
 
 
 @dataclass(slots=True)
-class _Update:
-    """One run over the listing; counts indexed files, not skipped ones, as added, changed and so on."""
-
+class _Run:
     root: Path
     settings: Settings
-    writer: IndexWriter
     progress: ProgressCallback
     cancelled: Callable[[], bool]
-    added: int = 0
-    changed: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    _touched: list[tuple[int, int, int, int]] = field(default_factory=list)
-    _batch: list[NewFile] = field(default_factory=list)
-    _batch_bytes: int = 0
+    means: Means
+    rebuilt: str = ""
+    started: float = field(default_factory=time.monotonic)
 
-    def run(self, listing: Listing) -> None:
-        self.skipped.update(listing.skipped)
-        known = self.writer.known_files()
-        work = list(self._to_read(listing, known))
-        self._delete(known)
-        with Cutter() as cutter:
-            for item, content in cutter.cut(self._changed(work)):
-                self._put(item.key, content)
-        self._flush()
-        if work:
-            self.progress(Progress("index", len(work), len(work)))
+    @property
+    def file(self) -> Path:
+        return paths.index_file(self.root)
 
-    def _to_read(self, listing: Listing, known: dict[str, KnownFile]) -> Iterator[tuple[FileEntry, KnownFile | None]]:
-        """What has to be read; takes out of `known` what is to stay."""
-        is_generated = filters.generated_by_attribute(self.root, listing.files)
-        for entry in listing.files:
-            reason = filters.path_reason(entry, self.settings.max_file_bytes)
-            if not reason and is_generated(entry.path):
-                reason = filters.GENERATED
+    def run(self) -> IndexSummary:
+        embedder = self.means.embedder or default_embedder()
+        # Files that were judged by another list of secrets have to be judged again.
+        fingerprint = f"{CHUNKER_VERSION} {self.settings.not_secret}".strip()
+        db, reason = database.open_for_writing(self.file, self.root, fingerprint)
+        try:
+            writer = IndexWriter(db, embedder)
+            reason = self.rebuilt or reason
             if reason:
-                self.skipped[reason] += 1
-                continue
-            before = known.pop(entry.path, None)
-            if before is None or not _same(entry, before):
-                yield entry, before
-            elif before.skipped:
-                self.skipped[before.skipped] += 1
-            else:
-                self.unchanged += 1
-
-    def _delete(self, gone: dict[str, KnownFile]) -> None:
-        if gone:
-            self.writer.delete(list(gone))
-            self.deleted = sum(not file.skipped for file in gone.values())
-
-    def _changed(self, work: list[tuple[FileEntry, KnownFile | None]]) -> Iterator[Item[_Reading]]:
-        """Read what may have changed; gives what did."""
-        for number, (entry, before) in enumerate(work):
-            if self.cancelled():
-                self._flush()
-                raise CancelledError("indexing was cancelled", hint="run the same command to go on")
-            self.progress(Progress("index", number, len(work), entry.path))
-            seen = time.time_ns()
-            data = read_file(self.root, entry.path, self.settings.max_file_bytes)
-            if data is None:
-                self._unreadable(entry, before)
-                continue
-            digest = hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
-            if before and before.hash == digest:
-                self._touched.append((entry.size, entry.mtime_ns, seen, before.id))
-                self._count(before, before.skipped, same=True)
-            else:
-                yield Item(_Reading(entry, before, seen, digest), entry.path, data)
-
-    def _put(self, reading: _Reading, content: Content) -> None:
-        self._count(reading.before, content.skipped, same=False)
-        self._batch.append(
-            NewFile(
-                path=reading.entry.path,
-                size=reading.entry.size,
-                mtime_ns=reading.entry.mtime_ns,
-                seen_ns=reading.seen_ns,
-                hash=reading.digest,
-                language=content.language,
-                skipped=content.skipped,
-                by_lines=content.by_lines,
-                chunks=[(item.chunk, item.symbols) for item in content.chunks],
-            )
+                _log.warning("index %s made anew: %s", self.file.name, reason)
+                self.progress(Progress(REBUILD, message=reason))
+            elif not _complete(db):
+                self.progress(Progress(FIRST_INDEX, message=str(self.root)))
+            if swapped := writer.use_embedder():
+                _log.info("vectors of index %s made anew: %s", self.file.name, swapped)
+            self.progress(Progress("scan"))
+            with self.means.cutters.lend() if self.means.cutters else Cutter() as cutter:
+                if self.means.prepare:
+                    cutter.prepare()
+                update = Update(
+                    self.root,
+                    self.settings,
+                    writer,
+                    cutter,
+                    self.progress,
+                    self.cancelled,
+                    matcher(self.settings.not_secret),
+                )
+                update.run(list_files(self.root))
+            writer.finish()
+            self._fill(db, embedder)
+            held = counts(db)
+        finally:
+            db.close()
+        return IndexSummary(
+            repo=str(self.root),
+            files=held.files,
+            chunks=held.chunks,
+            added=update.added,
+            changed=update.changed,
+            deleted=update.deleted,
+            unchanged=update.unchanged,
+            skipped=dict(sorted(update.skipped.items())),
+            embedder=label(embedder),
+            seconds=round(time.monotonic() - self.started, 3),
+            by_lines=sum(held.by_lines.values()),
+            by_lines_reasons=_reasons(held.by_lines),
+            languages={language or UNKNOWN: files for language, files in held.languages.items()},
+            rebuilt=reason,
+            pending_vectors=held.pending,
         )
-        self._batch_bytes += reading.entry.size
-        if len(self._batch) >= _BATCH_FILES or self._batch_bytes >= _BATCH_BYTES:
-            self._flush()
 
-    def _unreadable(self, entry: FileEntry, before: KnownFile | None) -> None:
-        """Gone, replaced or forbidden since it was listed: what the index held of it would be a ghost."""
-        self.skipped[filters.UNREADABLE] += 1
-        if before:
-            self._flush()
-            self.writer.delete([entry.path])
-            self.deleted += not before.skipped
+    def _fill(self, db: apsw.Connection, embedder: Embedder) -> None:
+        deadline = time.monotonic() + self.means.vector_seconds
+        compute = self.means.vector_seconds > 0
 
-    def _count(self, before: KnownFile | None, skipped: str, same: bool) -> None:
-        if skipped:
-            self.skipped[skipped] += 1
-            self.deleted += bool(before and not before.skipped)
-        elif same:
-            self.unchanged += 1
-        elif before and not before.skipped:
-            self.changed += 1
-        else:
-            self.added += 1
+        def stop() -> bool:
+            return self.cancelled() or (compute and time.monotonic() > deadline)
 
-    def _flush(self) -> None:
-        if self._batch:
-            self.writer.put(self._batch)
-        if self._touched:
-            self.writer.touch(self._touched)
-        self._batch, self._touched, self._batch_bytes = [], [], 0
+        with VectorCache(paths.vectors_file()) as cache:
+            fill_vectors(db, embedder, cache, stop, compute=compute)
 
 
-def _same(entry: FileEntry, before: KnownFile) -> bool:
-    unchanged = entry.size == before.size and entry.mtime_ns == before.mtime_ns
-    return unchanged and abs(before.seen_ns - before.mtime_ns) > _RACY_NS
+def _reasons(by_lines: dict[str, int]) -> dict[str, int]:
+    reasons: Counter[str] = Counter()
+    for language, files in by_lines.items():
+        reasons["parser failed" if has_grammar(language) else f"no grammar: {language or UNKNOWN}"] += files
+    return dict(sorted(reasons.items()))
 
 
 def _complete(db: apsw.Connection) -> bool:
@@ -248,7 +196,10 @@ def _complete(db: apsw.Connection) -> bool:
 
 
 def index_stats(root: Path) -> dict[str, Any]:
-    """`files`, `chunks`, `bytes` of the file on disk, and `embedder`. Raises `StoreError` without an index."""
+    """`files`, `chunks`, `bytes` of the file on disk, `embedder`, and chunks that wait for a vector.
+
+    Raises `StoreError` without an index.
+    """
     root = checked_folder(root)
     return _stats(paths.index_file(root), root)
 
@@ -267,6 +218,7 @@ def _stats(file: Path, root: Path) -> dict[str, Any]:
         "chunks": held.chunks,
         "bytes": file.stat().st_size,
         "embedder": meta["embedder"],
+        "pending_vectors": held.pending,
         "complete": meta.get("complete") == "1",
     }
 

@@ -56,6 +56,7 @@ class Metrics:
         self._device = self._gauge("device_memory_bytes", "Memory in use where the engine runs.", "device")
         self._store_bytes = self._gauge("store_bytes", "Bytes of the cold store's files.")
         self._chunks = self._gauge("index_chunks", "Chunks in all indexes.")
+        self._pending = self._gauge("index_pending_vectors", "Chunks in all indexes that have no vector yet.")
         self._watched = self._gauge("watched_repositories", "Repositories whose changes are noticed, by how.", "how")
         runs = self._counter("background_updates", "Updates of indexes that nobody asked for, by result.", "result")
         self._background_updates = {name: runs.labels(name) for name in ("changed", "unchanged", "failed")}
@@ -130,6 +131,7 @@ class Metrics:
             self._kv_blocks.labels("cold").set(store["blocks"])
         if indexes is not None:
             self._chunks.set(sum(index["chunks"] for index in indexes))
+            self._pending.set(sum(index["pending_vectors"] for index in indexes))
 
     def observe_watching(self, counts: Counts) -> None:
         """Take how many repositories are watched by "events" and by "polling"."""

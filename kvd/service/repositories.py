@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvd.config import Settings
+from kvd.recall.embed import Embedder, default_embedder
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
-from kvd.service.indexer import update_index
+from kvd.service.embedders import Embedders
+from kvd.service.filler import Filler
+from kvd.service.indexer import Means, fill_index, update_index
 from kvd.service.threads import run_cancellable
-from kvd.source.cutter import prepared
+from kvd.source.cutter import WarmCutters
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
 
 _PROGRESS_SECONDS = 0.05
+_PARSERS_IDLE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -38,6 +42,12 @@ class Repositories:
         self._work: dict[Path, _Work] = {}
         self._current: dict[Path, float] = {}
         """When the last update that came to its end began, as `time.monotonic()`."""
+        # Apart, as a child has the priority of the thread that it was started in.
+        self._cutters, self._background_cutters = WarmCutters(), WarmCutters()
+        self._embedders = Embedders()
+        self._embedder: Embedder | None = None
+        """That of the last update; None for the default one."""
+        self.filler = Filler(lambda root, stop: fill_index(root, self._embedder or default_embedder(), stop))
 
     async def find_root(self, path: str) -> Path:
         """The repository that `path` (absolute) is in; `RepositoryError` where there is none to read."""
@@ -48,13 +58,15 @@ class Repositories:
         with self._at_work(root) as work:
             work.listeners.append(on_progress)
             try:
-                async with work.turn:
-                    report = _throttled(asyncio.get_running_loop(), work.listeners)
+                with self.filler.making_way():
+                    means = replace(await self._means(settings), cutters=self._cutters)
+                    async with work.turn:
+                        report = _throttled(asyncio.get_running_loop(), work.listeners)
 
-                    def run(cancelled: Callable[[], bool]) -> IndexSummary:
-                        return update_index(root, settings, report, cancelled)
+                        def run(cancelled: Callable[[], bool]) -> IndexSummary:
+                            return update_index(root, settings, report, cancelled, means)
 
-                    return await self._noted(root, run_cancellable(run))
+                        return await self._noted(root, run_cancellable(run))
             finally:
                 work.listeners.remove(on_progress)
 
@@ -66,7 +78,8 @@ class Repositories:
         `files`: some are known to have changed. Raises `CancelledError` as soon as a question is there, or somebody
         waits for an update of this root. What it had done by then is kept.
         """
-        with self._at_work(root) as work:
+        with self._at_work(root) as work, self.filler.making_way():
+            means = replace(await self._means(settings), cutters=self._background_cutters, prepare=files)
             async with work.turn:
                 if self.is_current(root, since):
                     return None
@@ -76,8 +89,7 @@ class Repositories:
                     def stop() -> bool:
                         return cancelled() or background.must_wait() or bool(work.listeners)
 
-                    with prepared() if files else nullcontext():
-                        return update_index(root, settings, report, stop)
+                    return update_index(root, settings, report, stop, means)
 
                 return await self._noted(root, run_cancellable(run, background.executor))
 
@@ -86,7 +98,14 @@ class Repositories:
         began = time.monotonic()
         summary = await update
         self._current[root] = began
+        if summary.pending_vectors:
+            self.filler.want(root)
         return summary
+
+    async def _means(self, settings: Settings) -> Means:
+        means = await asyncio.to_thread(self._embedders.means, settings)
+        self._embedder = means.embedder
+        return means
 
     @contextmanager
     def _at_work(self, root: Path) -> Iterator[_Work]:
@@ -105,7 +124,22 @@ class Repositories:
 
     async def search(self, root: Path, query: str, top_k: int, only: Only = EVERYTHING) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""
-        return await run_cancellable(lambda cancelled: search(root, query, top_k, only=only))
+        with self.filler.making_way():
+            return await run_cancellable(
+                lambda cancelled: search(root, query, top_k, only=only, embedder=self._embedder)
+            )
+
+    async def unload_if_idle(self, seconds: float) -> None:
+        """Unload an embedder's model that nothing was asked for so long, and end parsers that have nothing to do."""
+        await asyncio.to_thread(self._embedders.close_if_idle, seconds)
+        for cutters in (self._cutters, self._background_cutters):
+            await asyncio.to_thread(cutters.close_if_idle, _PARSERS_IDLE_S)
+
+    async def close(self) -> None:
+        await self.filler.close()
+        await asyncio.to_thread(self._embedders.close)
+        for cutters in (self._cutters, self._background_cutters):
+            await asyncio.to_thread(cutters.close_if_idle)
 
     @property
     def busy(self) -> list[str]:

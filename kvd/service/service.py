@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -147,6 +148,7 @@ class Service:
             "reuse_setting": settings.reuse,
             "indexing": self._repositories.busy,
             "indexes": [{**index, "watch": self._watching.state(index["repo"])} for index in indexes or []],
+            "embedder_error": self._repositories.filler.fault,
             "store": store,
             "metrics": self.metrics.to_json(),
             "settings_error": fault,
@@ -177,6 +179,7 @@ class Service:
         minutes = _settings_or_fault()[0].idle_minutes
         if minutes and await self._engine.stop_if_idle(minutes * 60):
             _log.info("unloaded the model after %d idle minutes", minutes)
+        await self._repositories.unload_if_idle(minutes * 60 or math.inf)
 
     async def close(self) -> None:
         """Stop what runs in the background, unload the model, write what is worth keeping."""
@@ -185,6 +188,7 @@ class Service:
         if self._background:
             await asyncio.wait(list(self._background))
         await self._watching.close()
+        await self._repositories.close()
         await self._engine.stop()
         await asyncio.to_thread(self._writer.close, _FLUSH_SECONDS)
 

@@ -43,7 +43,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def main() -> None:
-    """Answer requests `{"path"}` + bytes with `Content.to_json`."""
+    """Answer requests `{"path", "trusted"}` + bytes with `Content.to_json`."""
     _limit(resource.RLIMIT_AS, _MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -52,7 +52,7 @@ def main() -> None:
     while (head := read_frame(source)) is not None and (data := read_frame(source)) is not None:
         request: dict[str, Any] = json.loads(head)
         signal.alarm(_LONGEST_S)
-        answer = read_content(request["path"], data).to_json()
+        answer = read_content(request["path"], data, trusted=request["trusted"]).to_json()
         signal.alarm(0)
         write_frame(sink, json.dumps(answer).encode())
         sink.flush()

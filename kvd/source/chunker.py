@@ -29,8 +29,8 @@ MAX_BYTES = 3_200
 _TINY_BYTES = 48
 _SMALL_BYTES = 400
 
-CHUNKER_VERSION = 1
-"""Raise it when the same text would be cut otherwise: indexes are then made anew."""
+CHUNKER_VERSION = 2
+"""Raise it when the same text would be cut or judged otherwise: indexes are then made anew."""
 
 
 @dataclass(frozen=True, slots=True)

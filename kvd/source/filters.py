@@ -97,11 +97,11 @@ def suffix_of(path: str) -> str:
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
-def path_reason(entry: FileEntry, max_bytes: int) -> str:
-    """Why not to read this file, or ""."""
+def path_reason(entry: FileEntry, max_bytes: int, trusted: bool = False) -> str:
+    """Why not to read this file, or ""; `trusted`: the user says that it holds no secrets."""
     name = entry.path.rpartition("/")[2].lower()
     suffix = name.rpartition(".")[2] if "." in name else ""
-    if _is_secret(entry.path, name):
+    if not trusted and _is_secret(entry.path, name):
         return SECRET
     if suffix in _BINARY_SUFFIXES:
         return BINARY

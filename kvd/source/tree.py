@@ -1,4 +1,5 @@
-"""The files of a repository: what `git ls-files -co --exclude-standard` names and the disk still holds.
+"""The files of a repository: what `git ls-files -co --exclude-standard` names and the disk still holds, less what a
+`.kvdignore` leaves out.
 
 Without git (no repository, no binary, a repository that git refuses) the folder is walked and `.gitignore` files
 are followed in Python. Links are never followed, neither as files nor as folders on the way to one.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvd.errors import RepositoryError
+from kvd.source.ignore import IGNORED, own_rules
 from kvd.source.walk import walk_folder
 
 MAX_FILES = 200_000
@@ -75,7 +77,13 @@ def checked_folder(path: Path) -> Path:
 def list_files(root: Path) -> Listing:
     """The files of the resolved folder `root`; deleted ones are left out, what is passed over is counted."""
     names = _git_names(root)
-    return _stat_all(root, walk_folder(root, MAX_FILES + 1) if names is None else names)
+    listing = _stat_all(root, walk_folder(root, MAX_FILES + 1) if names is None else names)
+    left_out = own_rules(root, (entry.path for entry in listing.files))
+    kept = [entry for entry in listing.files if not left_out(entry.path)]
+    if len(kept) < len(listing.files):
+        listing.skipped[IGNORED] += len(listing.files) - len(kept)
+        listing.files = kept
+    return listing
 
 
 def git_root(folder: Path) -> Path | None:

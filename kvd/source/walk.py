@@ -19,7 +19,7 @@ _NEVER_ENTERED = {".git", ".hg", ".svn", ".jj", "node_modules", "__pycache__", "
 
 
 @dataclass(frozen=True, slots=True)
-class _Rules:
+class Rules:
     """The patterns of one ignore file; `folder` ("" or "a/b/") is what they are relative to."""
 
     folder: str
@@ -37,19 +37,19 @@ def walk_folder(root: Path, limit: int) -> Iterator[str]:
     files in it don't count: nothing in it can be included again. That is git's rule.
     """
     given = 0
-    first = _read_rules(root / ".git" / "info" / "exclude", "")
-    stack: list[tuple[str, tuple[_Rules, ...]]] = [("", first)]
+    first = read_rules(root / ".git" / "info" / "exclude", "")
+    stack: list[tuple[str, tuple[Rules, ...]]] = [("", first)]
     while stack:
         folder, rules = stack.pop()
-        rules += _read_rules(root / folder / ".gitignore", folder)
+        rules += read_rules(root / folder / ".gitignore", folder)
         inner: list[str] = []
         for name, is_folder in _entries(root / folder):
             path = folder + name
-            if is_folder and (_never_entered(root / path) or _ignored(path + "/", rules)):
+            if is_folder and (_never_entered(root / path) or ignored(path + "/", rules)):
                 continue
             if is_folder and not (root / path / ".git").exists():
                 inner.append(path + "/")
-            elif is_folder or not _ignored(path, rules):
+            elif is_folder or not ignored(path, rules):
                 yield path + "/" if is_folder else path
                 given += 1
                 if given >= limit:
@@ -59,17 +59,17 @@ def walk_folder(root: Path, limit: int) -> Iterator[str]:
 
 def walk_folders(root: Path) -> Iterator[str]:
     """The folders that `walk_folder` looks into, as "" or "a/b"; each is given before it is looked into."""
-    stack: list[tuple[str, tuple[_Rules, ...]]] = [("", _read_rules(root / ".git" / "info" / "exclude", ""))]
+    stack: list[tuple[str, tuple[Rules, ...]]] = [("", read_rules(root / ".git" / "info" / "exclude", ""))]
     while stack:
         folder, rules = stack.pop()
         yield folder.rstrip("/")
-        rules += _read_rules(root / folder / ".gitignore", folder)
+        rules += read_rules(root / folder / ".gitignore", folder)
         inner = [folder + name + "/" for name, is_folder in _entries(root / folder) if is_folder]
         stack += [(path, rules) for path in inner if _entered(root / path, path, rules)]
 
 
-def _entered(folder: Path, path: str, rules: tuple[_Rules, ...]) -> bool:
-    return not (_never_entered(folder) or _ignored(path, rules) or (folder / ".git").exists())
+def _entered(folder: Path, path: str, rules: tuple[Rules, ...]) -> bool:
+    return not (_never_entered(folder) or ignored(path, rules) or (folder / ".git").exists())
 
 
 def _never_entered(folder: Path) -> bool:
@@ -85,7 +85,8 @@ def _entries(folder: Path) -> list[tuple[str, bool]]:
         return []
 
 
-def _read_rules(file: Path, folder: str) -> tuple[_Rules, ...]:
+def read_rules(file: Path, folder: str) -> tuple[Rules, ...]:
+    """The rules of an ignore file, none where there is no such file."""
     try:
         if file.is_symlink() or not file.is_file():
             return ()
@@ -103,10 +104,11 @@ def _read_rules(file: Path, folder: str) -> tuple[_Rules, ...]:
         except ValueError:
             continue
         lines.append(line)
-    return (_Rules(folder, pathspec.GitIgnoreSpec.from_lines(lines)),)
+    return (Rules(folder, pathspec.GitIgnoreSpec.from_lines(lines)),)
 
 
-def _ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
+def ignored(path: str, rules: tuple[Rules, ...]) -> bool:
+    """What the last rule says that says anything; all of them are of folders that `path` is in."""
     for rule in reversed(rules):
         verdict = rule.verdict(path)
         if verdict is not None:

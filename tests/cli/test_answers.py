@@ -80,8 +80,10 @@ def test_a_summary_names_what_was_skipped() -> None:
     summary = {
         "repo": "/r", "files": 1200, "chunks": 9, "added": 0, "changed": 3, "deleted": 1, "unchanged": 1197,
         "skipped": {"too large": 1, "binary": 2}, "seconds": 1.26, "rebuilt": "", "by_lines": 0,
+        "pending_vectors": 0,
     }  # fmt: skip
     line = "indexed /r: 1,200 files, 9 chunks (3 changed, 1 deleted, 1,197 unchanged)"
     assert index_line(summary) == line + ", skipped 3 (2 binary, 1 too large), in 1.3 s"
     assert ", 4 cut by lines for want of a grammar, skipped" in index_line({**summary, "by_lines": 4})
+    assert index_line({**summary, "pending_vectors": 1234}).endswith("in 1.3 s; 1,234 vectors to come")
     assert index_line({**summary, "rebuilt": "damaged file"}).endswith("; made anew: damaged file")

@@ -16,6 +16,8 @@ from kvd.recall.places import path_factor
 from kvd.recall.query import read_query
 from kvd.recall.rank import MAX_QUERY, search
 from kvd.recall.stems import query_terms
+from kvd.recall.vector_cache import VectorCache
+from kvd.recall.vectors import fill_vectors
 from kvd.types import Chunk
 
 Items = list[tuple[str, tuple[str, ...], str]]
@@ -99,6 +101,8 @@ def build(
             new.append(NewFile(path, 1, mtimes.get(path, 1), 1, b"h", language, "", False, chunks))
         writer.put(new)
         writer.finish()
+        with VectorCache(paths.vectors_file()) as cache:
+            fill_vectors(db, default_embedder(), cache, lambda: False)
         db.close()
 
 
@@ -235,9 +239,12 @@ def test_damaged_while_searching(root: Path) -> None:
 
 def test_vectors_of_another_embedder_are_not_used(root: Path) -> None:
     db, _ = database.open_for_writing(paths.index_file(root), root, "1")
-    assert any(item.similarity for item in gather(db, read_query("session")).candidates.values())
+    query, embedder = read_query("session"), default_embedder()
+    assert any(item.similarity for item in gather(db, query, embedder).candidates.values())
     database.write_meta(db, embedder="other/1/256")
-    assert not any(item.similarity for item in gather(db, read_query("session")).candidates.values())
+    assert not any(
+        item.similarity for item in gather(db, read_query("session"), default_embedder()).candidates.values()
+    )
     db.close()
     assert found(root, "Session.close")[0] == "src/session.py"
 

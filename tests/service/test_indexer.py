@@ -23,7 +23,9 @@ from kvd.recall.embed import HashedWords
 from kvd.recall.index import only_writer
 from kvd.recall.rank import search
 from kvd.service import indexer
-from kvd.service.indexer import index_stats, known_indexes, update_index
+from kvd.service import update as updating
+from kvd.service.indexer import Means, index_stats, known_indexes, update_index
+from kvd.source import cutter
 from kvd.source.content import Content
 from kvd.source.cutter import Cutter, Item
 from kvd.types import IndexSummary, Progress
@@ -67,13 +69,15 @@ def age(root: Path) -> None:
 
 
 def tables(root: Path) -> dict[str, int]:
-    """Rows of every table, counting vectors and words by the chunks that they are of."""
+    """Rows of every table; chunks without a vector are pending."""
     db = database.open_for_reading(paths.index_file(root), root)
     try:
-        names = ("files", "chunks", "words", "vectors")
+        names = ("files", "chunks", "words", "vectors", "pending")
         found = {name: int(database.rows(db, f"SELECT count(*) FROM {name}")[0][0]) for name in names}
         chunks = {row[0] for row in database.rows(db, "SELECT id FROM chunks")}
-        assert {row[0] for row in database.rows(db, "SELECT rowid FROM vectors")} == chunks
+        with_vector = {row[0] for row in database.rows(db, "SELECT rowid FROM vectors")}
+        assert {row[0] for row in database.rows(db, "SELECT chunk_id FROM pending")} == chunks - with_vector
+        assert with_vector <= chunks
         assert {row[0] for row in database.rows(db, "SELECT rowid FROM words")} == chunks
         assert not database.rows(db, "SELECT 1 FROM chunks WHERE file_id NOT IN (SELECT id FROM files)")
         return found
@@ -128,11 +132,12 @@ def test_first_run(root: Path) -> None:
     assert summary.skipped == {"binary": 1, "empty": 1, "secret": 1}
     assert summary.repo == str(root)
     assert summary.embedder == "hashed-words/1/256"
-    assert summary.by_lines == 1
+    assert (summary.by_lines, summary.by_lines_reasons) == (1, {"no grammar: unknown": 1})
+    assert summary.languages == {"python": 2, "unknown": 1}
     assert summary.rebuilt == ""
     assert hits(root, "alpha_function")[0] == "a.py"
     assert hits(root, "gamma words") == ["notes.xyz"]
-    assert tables(root) == {"files": 3, "chunks": 3, "words": 3, "vectors": 3}
+    assert tables(root) == {"files": 3, "chunks": 3, "words": 3, "vectors": 3, "pending": 0}
     assert b"hunter2" not in paths.index_file(root).read_bytes()
     assert stat.S_IMODE(paths.index_file(root).stat().st_mode) == 0o600
 
@@ -205,7 +210,7 @@ def test_no_ghosts(root: Path) -> None:
         (root / name).unlink()
     summary = update(root)
     assert (summary.files, summary.chunks, summary.deleted) == (0, 0, 3)
-    assert tables(root) == {"files": 0, "chunks": 0, "words": 0, "vectors": 0}
+    assert not any(tables(root).values())
     assert hits(root, "alpha_function") == []
 
 
@@ -242,6 +247,34 @@ def test_file_that_becomes_skipped_goes(root: Path) -> None:
     assert summary.skipped["generated"] == 2
     assert "sub/b.py" not in hits(root, "beta_function")
     assert update(root, max_file_bytes=20).skipped["too large"] >= 2
+
+
+def test_a_list_says_what_is_no_secret(root: Path) -> None:
+    def skipped(not_secret: str) -> int:
+        return update_index(root, Settings(not_secret=not_secret), quiet, never).skipped.get("secret", 0)
+
+    (root / "config.yaml").write_text("delta_service:\n  api_key: kJ8x2mQz7Rv4tYw9Lp3s\n")
+    (root / "tls.key").write_text("-----BEGIN PRIVATE KEY-----\n" + "A" * 64 + "\nepsilon words\n")
+    assert skipped("") == 3
+    assert hits(root, "delta_service") == []
+    # Name and content are both believed, at once and for unchanged files too.
+    assert skipped("config.yaml *.key") == 1
+    assert hits(root, "delta_service") == ["config.yaml"]
+    assert hits(root, "epsilon words")[0] == "tls.key"
+    assert skipped("*.key") == 2
+    assert hits(root, "delta_service") == []
+    assert b"kJ8x2mQz7Rv4tYw9Lp3s" not in paths.index_file(root).read_bytes()
+    assert skipped("") == 3
+
+
+def test_kvdignore_takes_out_what_was_indexed(root: Path) -> None:
+    update(root)
+    (root / ".kvdignore").write_text("sub/\n.kvdignore\n")
+    summary = update(root)
+    assert (summary.deleted, summary.skipped["kvdignore"]) == (1, 2)
+    assert "sub/b.py" not in hits(root, "beta_function")
+    (root / ".kvdignore").unlink()
+    assert update(root).added == 1
 
 
 def test_unreadable_file(root: Path) -> None:
@@ -302,9 +335,10 @@ def test_killed_run_goes_on_from_there(tmp_path: Path, share: float) -> None:
     summary = update(tmp_path)
     assert summary.added + summary.unchanged == 200
     # Whole batches are kept; a batch and the files that were read ahead may be lost.
-    assert int(200 * share) - 60 <= summary.unchanged <= int(200 * share)
+    most = updating._BATCH_FILES + cutter._AHEAD * cutter.MOST_CHILDREN
+    assert int(200 * share) - most <= summary.unchanged <= int(200 * share)
     assert summary.rebuilt == ""
-    assert tables(tmp_path) == {"files": 200, "chunks": 200, "words": 200, "vectors": 200}
+    assert tables(tmp_path) == {"files": 200, "chunks": 200, "words": 200, "vectors": 200, "pending": 0}
 
 
 @pytest.mark.parametrize(
@@ -390,14 +424,16 @@ def test_another_embedder_redoes_the_vectors_only(root: Path, monkeypatch: pytes
 
     monkeypatch.setattr(indexer, "default_embedder", Other)
     summary = update(root)
-    assert "hashed-words/1/256" in summary.rebuilt
-    assert summary.unchanged == 3
+    assert (summary.rebuilt, summary.unchanged, summary.pending_vectors) == ("", 3, 0)
     assert summary.embedder == "other/1/128"
     assert tables(root)["vectors"] == 3
-    assert update(root).rebuilt == ""
     # Same size, other content.
     monkeypatch.setattr(Other, "version", 2)
-    assert "other/1/128" in update(root).rebuilt
+    summary = update_index(root, Settings(), quiet, never, Means(None, 0.0))
+    assert (summary.embedder, summary.pending_vectors) == ("other/2/128", 3)
+    # Found by their words meanwhile.
+    assert hits(root, "alpha_function")[0] == "a.py"
+    assert update(root).pending_vectors == 0
 
 
 def test_readers_are_never_locked_out(tmp_path: Path) -> None:
@@ -487,6 +523,7 @@ def test_odd_file_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / ("x" * 200) / "long.py").write_text("def long_name(): pass\n")
     summary = update(tmp_path)
     assert summary.files == 6
+    assert summary.by_lines_reasons == {"no grammar: text": 1, "parser failed": 1}
     assert hits(tmp_path, "newline_name")[0] == "new\nline.py"
     assert hits(tmp_path, "dash_name")[0] == "-dash.py"
     assert hits(tmp_path, "latin_name")[0] == "latin.py"

@@ -44,10 +44,12 @@ def test_sources_are_the_kinds_of_tokens_but_the_sum() -> None:
 def test_what_the_status_does_not_know_stays() -> None:
     metrics = Metrics()
     stored = {"file_bytes": 9, "payload_bytes": 7, "blocks": 2, "written_blocks": 5}
-    metrics.observe({"state": "stopped"}, stored, [{"chunks": 3}, {"chunks": 4}])
+    indexes = [{"chunks": 3, "pending_vectors": 0}, {"chunks": 4, "pending_vectors": 2}]
+    metrics.observe({"state": "stopped"}, stored, indexes)
     metrics.observe({"state": "stopped"}, {"written_blocks": 6}, None)
     samples = parsed(metrics.exposition())
     assert (single(samples, "kvd_store_bytes"), single(samples, "kvd_index_chunks")) == (9, 7)
+    assert single(samples, "kvd_index_pending_vectors") == 2
     assert single(samples, "kvd_written_blocks_total") == 6
     assert by_label(samples, "kvd_kv_blocks", "tier")["cold"] == 2
 

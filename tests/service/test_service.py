@@ -229,7 +229,7 @@ def test_drafts_are_recalled_one_at_a_time_and_not_beside_a_question(
     running, drafts = 0, 0
     release = threading.Event()
 
-    def slow_search(root: Path, query: str, top_k: int, only: Only) -> list[Hit]:
+    def slow_search(root: Path, query: str, top_k: int, only: Only, embedder: None) -> list[Hit]:
         nonlocal running, drafts
         if query.startswith("draft"):
             running, drafts = running + 1, drafts + 1
@@ -271,7 +271,11 @@ def test_one_update_at_a_time_told_to_all(repository: Path, monkeypatch: pytest.
     running = 0
 
     def slow_update(
-        root: Path, settings: object, progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+        root: Path,
+        settings: object,
+        progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+        means: object,
     ) -> IndexSummary:
         nonlocal running
         running += 1

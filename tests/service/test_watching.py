@@ -358,7 +358,11 @@ def test_a_run_gives_way_and_is_made_up_for(repository: Path, monkeypatch: pytes
     began: list[str] = []
 
     def slow(
-        root: Path, settings: Any, progress: Callable[[Progress], None], cancelled: Callable[[], bool]
+        root: Path,
+        settings: Any,
+        progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+        means: Any,
     ) -> IndexSummary:
         name = threading.current_thread().name.partition("_")[0]
         began.append(name)
@@ -366,7 +370,7 @@ def test_a_run_gives_way_and_is_made_up_for(repository: Path, monkeypatch: pytes
         while not released.is_set() and not cancelled():
             progress(Progress("index", 1, 2))
             released.wait(0.01)
-        return update_index(root, settings, progress, cancelled)
+        return update_index(root, settings, progress, cancelled, means)
 
     async def body(desk: Desk) -> None:
         before = await desk.watch(repository)

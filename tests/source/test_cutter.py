@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvd.source import cutter as cutter_module
-from kvd.source.cutter import Cutter, Item, prepared
+from kvd.source.cutter import Cutter, Item, WarmCutters
 
 DEEP = b"> " * 5_000 + b"deep\n"
 """Makes the Markdown grammar write past its buffer."""
@@ -17,16 +17,24 @@ def item(path: str, data: bytes) -> Item[str]:
     return Item(path, path, data)
 
 
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_contents_come_in_order_and_from_a_child() -> None:
     items = [item(f"f{number}.py", b"def f%d():\n    pass\n" % number) for number in range(50)]
     with Cutter() as cutter:
         found = list(cutter.cut(items))
-        assert cutter._child is not None
-        assert cutter._child.pid != os.getpid()
+        assert cutter.pids
+        assert os.getpid() not in cutter.pids
     assert [got.key for got, _ in found] == [f"f{number}.py" for number in range(50)]
     assert [content.chunks[0].symbols for _, content in found] == [(f"f{number}",) for number in range(50)]
     assert not any(content.by_lines for _, content in found)
-    assert cutter._child is None
+    assert not cutter.pids
 
 
 def test_large_files_do_not_block_the_pipes() -> None:
@@ -49,32 +57,28 @@ def test_crash_of_a_parser_costs_its_file_the_syntax_only() -> None:
 
 def test_killed_child_is_started_again() -> None:
     with Cutter() as cutter:
-        for number, (_, content) in enumerate(cutter.cut(item(f"{n}.py", b"def f(): pass\n") for n in range(30))):
+        for number, (_, content) in enumerate(cutter.cut(item(f"{n}.py", b"def f(): pass\n") for n in range(300))):
             assert content.chunks[0].chunk.text == "def f(): pass"
-            if number == 5 and cutter._child is not None:
-                os.kill(cutter._child.pid, signal.SIGKILL)
+            if number == 5:
+                os.kill(cutter.pids[0], signal.SIGKILL)
         assert cutter._starts == 2
 
 
-def test_a_prepared_child_is_taken_once_and_ended() -> None:
-    with prepared():
-        child = cutter_module._prepared.child
-        for taken in (True, False):
-            with Cutter() as cutter:
-                list(cutter.cut([item("a.py", b"def a(): pass\n")]))
-                assert (cutter._child is child) == taken
-    with prepared():
-        unused = cutter_module._prepared.child
-    assert child.returncode == unused.returncode == -signal.SIGKILL
-    assert cutter_module._prepared.child is None
+def test_a_prepared_child_is_the_one_that_is_used() -> None:
+    with Cutter() as cutter:
+        cutter.prepare()
+        (pid,) = cutter.pids
+        cutter.prepare()
+        ((_, content),) = cutter.cut([item("a.py", b"def a(): pass\n")])
+        assert cutter.pids == [pid]
+    assert content.chunks[0].symbols == ("a",)
 
 
 def test_hanging_child(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cutter() as cutter:
         contents = cutter.cut([item("a.py", b"x = 1\n")] * 20)
         next(contents)
-        assert cutter._child is not None
-        os.kill(cutter._child.pid, signal.SIGSTOP)
+        os.kill(cutter.pids[0], signal.SIGSTOP)
         monkeypatch.setattr(cutter_module, "FILE_TIMEOUT_S", 0.05)
         for _ in range(12):
             _, content = next(contents)
@@ -99,10 +103,10 @@ def test_stops_trying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_leaving_early_ends_the_child() -> None:
     with Cutter() as cutter:
-        next(cutter.cut([item("a.py", b"x = 1\n")] * 20))
-        child = cutter._child
-    assert child is not None
-    assert child.returncode is not None
+        contents = cutter.cut([item("a.py", b"x = 1\n")] * 100)
+        next(contents)
+        (pid,) = cutter.pids
+    assert not alive(pid)
 
 
 def test_folder_with_modules_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +116,74 @@ def test_folder_with_modules_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
         ((_, content),) = list(cutter.cut([item("a.py", b"def a(): pass\n")]))
     assert content.chunks[0].symbols == ("a",)
     assert not content.by_lines
+
+
+def large(number: int) -> Item[str]:
+    text = "".join(f"def f{number}_{part}():\n    return {part} + 1\n" for part in range(2_000))
+    return item(f"f{number}.py", text.encode())
+
+
+def test_children_work_side_by_side_and_answers_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutter_module, "_MUCH_BYTES", 100_000)
+    items = [large(number) if number % 3 else item(f"f{number}.py", b"def f(): pass\n") for number in range(20)]
+    with Cutter(most=3) as cutter:
+        found = list(cutter.cut(items))
+        assert len(cutter.pids) == 3
+        pids = cutter.pids
+    assert [got.key for got, _ in found] == [f"f{number}.py" for number in range(20)]
+    assert [content.chunks[0].symbols[0] for _, content in found] == [
+        f"f{number}_0" if number % 3 else "f" for number in range(20)
+    ]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_death_of_one_of_several_children_costs_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutter_module, "_MUCH_BYTES", 100_000)
+    with Cutter(most=2) as cutter:
+        found = []
+        for got, content in cutter.cut([large(number) for number in range(12)]):
+            found.append((got.key, content.by_lines, content.chunks[-1].chunk.end_line))
+            if len(found) == 1:
+                os.kill(cutter.pids[1], signal.SIGKILL)
+    assert [key for key, _, _ in found] == [f"f{number}.py" for number in range(12)]
+    assert {end for _, _, end in found} == {4_000}
+    assert sum(by_lines for _, by_lines, _ in found) <= 1
+
+
+def test_what_was_left_early_does_not_answer_the_next_run() -> None:
+    with Cutter() as cutter:
+        next(cutter.cut([item("a.py", b"x = 1\n")] * 60))
+        ((_, content),) = cutter.cut([item("b.py", b"def b(): pass\n")])
+    assert content.chunks[0].symbols == ("b",)
+
+
+def test_a_warm_child_is_used_again_until_it_is_idle() -> None:
+    cutters = WarmCutters()
+    with cutters.lend() as cutter:
+        list(cutter.cut([item("a.py", b"a = 1\n")]))
+        (pid,) = cutter.pids
+    with cutters.lend() as cutter, cutters.lend() as other:
+        assert other is not cutter
+        ((_, content),) = cutter.cut([item("b.py", b"def b(): pass\n")])
+        assert cutter.pids == [pid]
+        list(other.cut([item("a.py", b"a = 1\n")]))
+        (second,) = other.pids
+    assert content.chunks[0].symbols == ("b",)
+    # One is kept, whichever came back first.
+    assert alive(pid) + alive(second) == 1
+    cutters.close_if_idle(60.0)
+    assert alive(pid) + alive(second) == 1
+    cutters.close_if_idle()
+    assert not alive(pid)
+    assert not alive(second)
+
+
+def test_a_warm_child_that_died_is_replaced() -> None:
+    cutters = WarmCutters()
+    for _ in range(2):
+        with cutters.lend() as cutter:
+            ((_, content),) = cutter.cut([item("a.py", b"def a(): pass\n")])
+            os.kill(cutter.pids[0], signal.SIGKILL)
+            os.waitid(os.P_PID, cutter.pids[0], os.WEXITED | os.WNOWAIT)
+    assert content.chunks[0].symbols == ("a",)
+    cutters.close_if_idle()
