@@ -21,6 +21,7 @@ def examine() -> Iterator[Finding]:
     yield from native.sqlite()
     yield from native.torch()
     yield from native.llama(has.gpu)
+    yield from native.embedder(settings.embedder)
     state, finding = daemon.state()
     yield finding
     if state is not None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvd import paths
+from kvd.config import DEFAULT_EMBEDDER
 from kvd.doctor.finding import Finding, fault, note, ok
 from kvd.ends import REINSTALL, describe_end, end_hint
 from kvd.models.active import ActiveModel
@@ -108,6 +110,17 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 def try_model(model: ActiveModel) -> dict[str, Any]:
     """Load the model and compute a few tokens; see `kvd.worker.checkup` for what comes back. Raises `TrialError`."""
     return trial("kvd.worker.checkup", "model", str(model.path))
+
+
+def embedder(setting: str) -> list[Finding]:
+    """The embedder that the settings name; the default one needs nothing that could be missing."""
+    if setting == DEFAULT_EMBEDDER:
+        return []
+    try:
+        found = trial("kvd.worker.checkup", "embedder", setting)
+    except TrialError as error:
+        return [fault("embedder", f"{setting}: {error}", f"edit {paths.config_file()}")]
+    return [ok("embedder", f"{setting}, {found['dimension']} numbers a vector")]
 
 
 def trial(module: str, *arguments: str) -> dict[str, Any]:

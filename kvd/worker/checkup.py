@@ -5,6 +5,7 @@ A program of its own for each part, because it may die of what it tries: its end
     torch            {"version", "gpu": name of the GPU that torch computes on, or ""}
     llama            {"version", "features": [what ggml's CPU code was built to use], "gpu": whether it can use one}
     model PATH       {"load_ms", "token_ms", "n_ctx", "weights_bytes", "cells_bytes", "pool_bytes", "placement"}
+    embedder PATH    {"dimension"}
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> int:
     wait_briefly()
     part, *arguments = sys.argv[1:]
     parts: dict[str, Callable[..., dict[str, Any]]] = {"torch": _torch, "llama": _llama, "model": _model}
+    parts["embedder"] = _embedder
     try:
         found = parts[part](*arguments)
     except KvdError as error:
@@ -58,6 +60,15 @@ def _llama() -> dict[str, Any]:
     ]
     gpu = bool(llama_cpp.llama_supports_gpu_offload())
     return {"version": version("llama-cpp-python"), "features": features, "gpu": gpu}
+
+
+def _embedder(path: str) -> dict[str, Any]:
+    from kvd.engine.embedding import EmbeddingEngine
+    from kvd.engine.log import quiet_llama_log
+
+    quiet_llama_log(warnings=False)
+    engine = EmbeddingEngine(Path(path), load_settings().threads)
+    return {"dimension": engine.embed([_PROMPT]).shape[1]}
 
 
 def _model(path: str) -> dict[str, Any]:
