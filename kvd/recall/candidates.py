@@ -61,6 +61,8 @@ class Gathered:
 
     candidates: dict[int, Candidate] = field(default_factory=dict)
     importance: dict[str, float] = field(default_factory=dict)
+    all_embedded: bool = True
+    """Whether each chunk of the index has a vector; else what has none is as near as can be, for all that is known."""
 
 
 def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = EVERYTHING) -> Gathered:
@@ -81,7 +83,8 @@ def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = E
         _add_similar(db, query, embedder, candidates, allowed)
     _add_pinned(db, query, candidates, allowed)
     _describe(db, candidates)
-    return Gathered(candidates, importance)
+    waiting = database.rows(db, "SELECT EXISTS (SELECT 1 FROM pending)")[0][0]
+    return Gathered(candidates, importance, not waiting)
 
 
 def _count(db: apsw.Connection) -> int:

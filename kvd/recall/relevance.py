@@ -23,8 +23,8 @@ def relevant(gathered: Gathered, weights: Weights) -> bool:
         return True
     together = _meeting(candidates, gathered.importance)
     wanted = weights.floor
-    if nearest:
-        # Without vectors words alone have to do.
+    if nearest and gathered.all_embedded:
+        # Without vectors, or while some are still to come, words alone have to do.
         wanted = max(wanted, weights.evidence - weights.nearness * nearest)
     return together > 0 and together + _named(candidates, gathered.importance, wanted - together) >= wanted
 

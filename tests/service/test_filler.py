@@ -84,9 +84,16 @@ def test_search_goes_on_by_words_while_vectors_come(large: Path, held: Held) -> 
         assert pending(large) == summary["chunks"]
         (state,) = (await service.status())["indexes"]
         assert state["pending_vectors"] == summary["chunks"]
+        # With some vectors and not the one of what is asked for.
+        (large / "zz.py").write_text("unheardof = 1\n")
+        held.permits.release(1)
+        await until(lambda: pending(large) < summary["chunks"])
+        found = await service.search("unheardof", str(large), 3, values.append)
+        assert found["sources"][0]["path"] == "zz.py"
+        assert pending(large)
         held.permits.release(1_000)
         await until(lambda: pending(large) == 0)
-        assert sum(held.batches) == summary["chunks"]
+        assert sum(held.batches) == summary["chunks"] + 1
         found = await service.search("Session.is_expired", str(large), 3, values.append)
         assert found["sources"][0]["path"] == "src/session.py"
 
