@@ -27,7 +27,7 @@ from kvd.types import IndexSummary
 ROUNDS = 7
 _INLINE_S = 0.05
 """As the daemon does it."""
-_MARK = "kvdprobe"
+_MARK = "kvd_probe"
 
 
 def measure(root: Path) -> dict[str, object]:
@@ -71,9 +71,9 @@ def one_file(root: Path, update: Callable[[], IndexSummary]) -> list[float]:
     times = []
     try:
         for number in range(ROUNDS):
-            file.write_text(f"{text}\n// {_MARK}{number}x\n")
+            file.write_text(f"{text}\n// {_MARK}_{number}\n")
             _, took = timed(update)
-            assert search(root, f"{_MARK}{number}x", 1)[0].chunk.path == file.relative_to(root).as_posix()
+            assert search(root, f"{_MARK}_{number}", 1)[0].chunk.path == file.relative_to(root).as_posix()
             times.append(took)
     finally:
         file.write_text(text)

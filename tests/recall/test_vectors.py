@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from kvd import paths
 from kvd.errors import UnavailableError
 from kvd.recall import database
+from kvd.recall.candidates import Candidate, Gathered
 from kvd.recall.embed import HashedWords
 from kvd.recall.index import IndexWriter, NewFile, counts, only_writer
+from kvd.recall.relevance import relevant
+from kvd.recall.scores import DEFAULT_WEIGHTS
 from kvd.recall.vector_cache import VectorCache, vector_key
 from kvd.recall.vectors import fill_vectors
 from kvd.types import Chunk
@@ -174,6 +177,12 @@ def test_killed_while_vectors_are_made_the_next_goes_on(tmp_path: Path, embedder
     assert 0 < left < 100
     fill_vectors(db, embedder, cache, never)
     assert (counts(db).pending, len(vectors_of(db)), len(embedder.texts)) == (0, 100, left)
+
+
+def test_a_word_is_enough_while_vectors_are_to_come() -> None:
+    said = Candidate(path="a.py", words={"unheardof"}, bm25=9.0, coverage=1.0)
+    other = Candidate(path="b.py", similarity=0.05)
+    assert relevant(Gathered({1: said, 2: other}, {"unheardof": 1.0}, all_embedded=False), DEFAULT_WEIGHTS)
 
 
 # The cache
