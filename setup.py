@@ -2,4 +2,7 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=[*find_packages(include=["kvd", "kvd.*"]), "kvd_cli"])
+setup(
+    packages=[*find_packages(include=["kvd", "kvd.*"]), "kvd_cli"],
+    package_data={"kvd.recall": ["table.npz"], "kvd.training": ["*.txt"]},
+)

@@ -22,7 +22,6 @@ from kvd.recall.index import VECTOR_SCALE, as_int8
 from kvd.recall.only import EVERYTHING, Only, allowed_chunks
 from kvd.recall.query import Query
 from kvd.recall.vocabulary import corrected
-from kvd.recall.words import query_words
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +40,10 @@ BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
 
 @dataclass(slots=True)
 class Candidate:
-    """`bm25` is positive, higher is better; `coverage`, `similarity`, `lead` and `literal` go up to 1."""
+    """`bm25` is positive, higher is better; `coverage`, `similarity` (a cosine), `lead` and `literal` go up to 1.
+
+    `proximity` is where the similarity lies between that of the last of the nearest vectors, 0, and the first, 1.
+    """
 
     path: str = ""
     scope: str = ""
@@ -51,6 +53,7 @@ class Candidate:
     bm25: float = 0.0
     coverage: float = 0.0
     similarity: float = 0.0
+    proximity: float = 0.0
     lead: float = 0.0
     literal: float = 0.0
 
@@ -152,7 +155,7 @@ def _add_similar(
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
         return
     try:
-        vector = as_int8(embedder.embed_query(" ".join(query_words(query.text)))).tobytes()
+        vector = as_int8(embedder.embed_query(query.text)).tobytes()
     except KvdError as error:
         _log.warning("a question without vectors: %s", error.code)
         return
@@ -163,8 +166,15 @@ def _add_similar(
         bindings += (json.dumps(sorted(allowed)),)
     twice = 2.0 * VECTOR_SCALE**2
     sql = f"SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?{confined}"
-    for number, distance in database.rows(db, sql, bindings):
-        candidates.setdefault(number, Candidate()).similarity = 1.0 - distance**2 / twice
+    nearest = {number: 1.0 - distance**2 / twice for number, distance in database.rows(db, sql, bindings)}
+    first = max(nearest.values(), default=0.0)
+    # Of a few chunks, the last is not the last of those that are near.
+    last = min(nearest.values()) if len(nearest) == _MAX_VECTORS else 0.0
+    for number, similarity in nearest.items():
+        item = candidates.setdefault(number, Candidate())
+        item.similarity = similarity
+        # Cosines of one question lie far apart, those of another close together: what counts is their order.
+        item.proximity = max(0.0, similarity - last) / (first - last) if first > last else 0.0
 
 
 def _add_pinned(

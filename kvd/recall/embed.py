@@ -139,5 +139,7 @@ def _normal(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def default_embedder() -> Embedder:
-    """The embedder for new indexes."""
-    return HashedWords()
+    """The embedder for new indexes; loaded once a process."""
+    from kvd.recall.both import shipped
+
+    return shipped()

@@ -35,7 +35,7 @@ class Weights:
     """
 
     coverage: float = 0.4
-    vector: float = 0.5
+    vector: float = 0.6
     definition: float = 0.35
     symbol: float = 0.5
     path: float = 0.9
@@ -101,7 +101,7 @@ class Scorer:
 
     def _own(self, item: Candidate, best: float) -> float:
         weights = self._weights
-        score = item.bm25 / best + weights.coverage * item.coverage + weights.vector * max(0.0, item.similarity)
+        score = item.bm25 / best + weights.coverage * item.coverage + weights.vector * item.proximity
         score += weights.literal * item.literal
         if weights.definition:
             score += weights.definition * self.defines(item)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvd.config import Settings
 from kvd.errors import UnavailableError
-from kvd.recall.embed import HashedWords
+from kvd.recall.embed import HashedWords, default_embedder, label
 from kvd.service.embedders import Embedders
 from kvd.service.filler import Filler
 from kvd.service.indexer import Means, index_stats
@@ -159,7 +159,7 @@ def test_an_embedder_that_fails_is_told_of_and_tried_again(repository: Path, hel
 def test_the_default_embedder_is_done_when_the_run_is(repository: Path, fake_model: Path) -> None:
     async def body(service: Service, values: Values) -> None:
         summary = await service.index(str(repository), False, values.append)
-        assert (summary["pending_vectors"], summary["embedder"]) == (0, "hashed-words/1/256")
+        assert (summary["pending_vectors"], summary["embedder"]) == (0, label(default_embedder()))
         assert await service.ask(str(repository), question("sessions that expire"), values.append)
 
     run(body)

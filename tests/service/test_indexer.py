@@ -19,7 +19,8 @@ from kvd import paths
 from kvd.config import Settings
 from kvd.errors import CancelledError, RepositoryError, StoreError
 from kvd.recall import database
-from kvd.recall.embed import HashedWords
+from kvd.recall.both import CodeWords
+from kvd.recall.embed import HashedWords, default_embedder, label
 from kvd.recall.index import only_writer
 from kvd.recall.rank import search
 from kvd.service import indexer
@@ -123,7 +124,7 @@ def no_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
             return iter(())
 
     monkeypatch.setattr(indexer, "Cutter", Unchanged)
-    monkeypatch.setattr(HashedWords, "embed_documents", refuse)
+    monkeypatch.setattr(CodeWords, "embed_documents", refuse)
 
 
 def test_first_run(root: Path) -> None:
@@ -131,7 +132,7 @@ def test_first_run(root: Path) -> None:
     assert (summary.files, summary.added, summary.changed, summary.deleted, summary.unchanged) == (3, 3, 0, 0, 0)
     assert summary.skipped == {"binary": 1, "empty": 1, "secret": 1}
     assert summary.repo == str(root)
-    assert summary.embedder == "hashed-words/1/256"
+    assert summary.embedder == label(default_embedder())
     assert (summary.by_lines, summary.by_lines_reasons) == (1, {"no grammar: unknown": 1})
     assert summary.languages == {"python": 2, "unknown": 1}
     assert summary.rebuilt == ""
@@ -494,7 +495,7 @@ def test_stats(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         index_stats(root)
     update(root)
     stats = index_stats(root)
-    assert (stats["files"], stats["chunks"], stats["embedder"]) == (3, 3, "hashed-words/1/256")
+    assert (stats["files"], stats["chunks"], stats["embedder"]) == (3, 3, label(default_embedder()))
     assert stats["bytes"] > 0
     other = tmp_path_factory.mktemp("other")
     update(other)
