@@ -40,10 +40,7 @@ BODY, PATH, SYMBOLS = 1.0, 2.0, 3.0
 
 @dataclass(slots=True)
 class Candidate:
-    """`bm25` is positive, higher is better; `coverage`, `similarity` (a cosine), `lead` and `literal` go up to 1.
-
-    `proximity` is where the similarity lies between that of the last of the nearest vectors, 0, and the first, 1.
-    """
+    """`bm25` is positive, higher is better; `coverage`, `similarity`, `lead` and `literal` go up to 1."""
 
     path: str = ""
     scope: str = ""
@@ -53,7 +50,6 @@ class Candidate:
     bm25: float = 0.0
     coverage: float = 0.0
     similarity: float = 0.0
-    proximity: float = 0.0
     lead: float = 0.0
     literal: float = 0.0
 
@@ -166,15 +162,8 @@ def _add_similar(
         bindings += (json.dumps(sorted(allowed)),)
     twice = 2.0 * VECTOR_SCALE**2
     sql = f"SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?{confined}"
-    nearest = {number: 1.0 - distance**2 / twice for number, distance in database.rows(db, sql, bindings)}
-    first = max(nearest.values(), default=0.0)
-    # Of a few chunks, the last is not the last of those that are near.
-    last = min(nearest.values()) if len(nearest) == _MAX_VECTORS else 0.0
-    for number, similarity in nearest.items():
-        item = candidates.setdefault(number, Candidate())
-        item.similarity = similarity
-        # Cosines of one question lie far apart, those of another close together: what counts is their order.
-        item.proximity = max(0.0, similarity - last) / (first - last) if first > last else 0.0
+    for number, distance in database.rows(db, sql, bindings):
+        candidates.setdefault(number, Candidate()).similarity = 1.0 - distance**2 / twice
 
 
 def _add_pinned(

@@ -15,6 +15,10 @@ from kvd.recall.scores import Weights
 from kvd.recall.stems import terms
 
 
+_ALL = 0.999
+"""A file that says all of a question is about it, however the sum is rounded."""
+
+
 def relevant(gathered: Gathered, weights: Weights) -> bool:
     """Whether any of the candidates is worth showing. What the query points at or quotes always is."""
     candidates = gathered.candidates.values()
@@ -22,6 +26,8 @@ def relevant(gathered: Gathered, weights: Weights) -> bool:
     if nearest >= weights.near or any(item.lead or item.literal for item in candidates):
         return True
     together = _meeting(candidates, gathered.importance)
+    if together > _ALL:
+        return True
     wanted = weights.floor
     if nearest and gathered.all_embedded:
         # Without vectors, or while some are still to come, words alone have to do.

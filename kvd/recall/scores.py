@@ -35,7 +35,7 @@ class Weights:
     """
 
     coverage: float = 0.4
-    vector: float = 0.6
+    vector: float = 0.5
     definition: float = 0.35
     symbol: float = 0.5
     path: float = 0.9
@@ -47,8 +47,8 @@ class Weights:
     unnamed: float = 0.9
     recent: float = 0.02
     floor: float = 0.7
-    evidence: float = 1.25
-    nearness: float = 2.0
+    evidence: float = 2.3
+    nearness: float = 5.0
     near: float = 0.4
     near_enough: float = 0.25
     tail: float = 0.15
@@ -101,7 +101,7 @@ class Scorer:
 
     def _own(self, item: Candidate, best: float) -> float:
         weights = self._weights
-        score = item.bm25 / best + weights.coverage * item.coverage + weights.vector * item.proximity
+        score = item.bm25 / best + weights.coverage * item.coverage + weights.vector * max(0.0, item.similarity)
         score += weights.literal * item.literal
         if weights.definition:
             score += weights.definition * self.defines(item)

@@ -1,4 +1,4 @@
-"""Vectors by the table of word vectors that ships, trained by `kvd.training`, 8 bits a number.
+"""The embedder that ships: a table of word vectors, trained by `kvd.training`, 8 bits a number.
 
 A text's vector is the weighted sum of its words' vectors, at length 1. Words weigh differently in a question and in
 what is found. The file is numpy's `.npz` without compression: `features` (the version of `kvd.recall.features`),
@@ -9,7 +9,7 @@ dimension]), and for each row what to multiply it by, `asking` and `found` (floa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ DEFAULT_FILE = Path(__file__).resolve().parent / "table.npz"
 class TableEmbedder:
     """Vectors by the table in `file`. Raises `ValueError` for a table that belongs to other features."""
 
-    name = "table"
+    name = "code-words"
 
     def __init__(self, file: Path = DEFAULT_FILE) -> None:
         import numpy as np
@@ -72,3 +72,9 @@ class TableEmbedder:
         length = float(np.linalg.norm(vector))
         if length > 1e-9:
             vector /= length
+
+
+@lru_cache(maxsize=1)
+def shipped() -> TableEmbedder:
+    """The table of this installation, loaded once a process."""
+    return TableEmbedder()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvd.recall.embed import HashedWords, default_embedder, label
+from kvd.recall.embed import default_embedder, label
 from kvd.recall.features import Features
 from kvd.recall.index import VECTOR_SCALE, as_int8
 from kvd.recall.table import DEFAULT_FILE, TableEmbedder
@@ -24,7 +24,7 @@ def test_shapes_and_lengths() -> None:
     vectors = embedder.embed_documents(["def a(): pass", "open the file", "", "12345678901"])
     assert vectors.shape == (4, embedder.dimension)
     assert vectors.dtype == np.float32
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 0, 1], abs=1e-5)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 0, 0], abs=1e-5)
     assert embedder.embed_documents([]).shape == (0, embedder.dimension)
     assert np.linalg.norm(embedder.embed_query("how does it work")) == pytest.approx(1, abs=1e-5)
     assert not embedder.embed_query("?!").any()
@@ -64,15 +64,6 @@ def test_a_question_finds_code_that_shares_no_word_with_it() -> None:
 
 def test_words_that_every_question_has_say_nothing() -> None:
     assert similarity("how does the parser work?", "parser") == pytest.approx(1, abs=1e-5)
-
-
-def test_meaning_and_writing_add_up() -> None:
-    asked, text = "session parser", "class Session:\n    def shutdown(self): ..."
-    meant = float(TableEmbedder().embed_query(asked) @ TableEmbedder().embed_documents([text])[0])
-    written = float(HashedWords().embed_query("session pars") @ HashedWords().embed_documents([text])[0])
-    both = default_embedder()
-    found = float(both.embed_query(asked) @ both.embed_documents([text])[0])
-    assert found == pytest.approx(meant * 2 / 3 + written / 3, abs=1e-5)
 
 
 def test_a_document_weighs_words_otherwise_than_a_question() -> None:
@@ -128,7 +119,7 @@ def test_whole_numbers_keep_the_order_of_cosines() -> None:
 
 
 def test_the_table_that_ships() -> None:
-    assert label(default_embedder()) == "code-words/1/416"
+    assert label(default_embedder()) == "code-words/1/160"
     embedder = TableEmbedder()
     assert DEFAULT_FILE.stat().st_size < 4.2e6
     with np.load(DEFAULT_FILE, allow_pickle=False) as arrays:

@@ -16,13 +16,13 @@ from kvd import paths
 from kvd.errors import UnavailableError
 from kvd.recall import database
 from kvd.recall.candidates import Candidate, Gathered
-from kvd.recall.embed import HashedWords
 from kvd.recall.index import IndexWriter, NewFile, counts, only_writer
 from kvd.recall.relevance import relevant
 from kvd.recall.scores import DEFAULT_WEIGHTS
 from kvd.recall.vector_cache import VectorCache, vector_key
 from kvd.recall.vectors import fill_vectors
 from kvd.types import Chunk
+from tests.fakes.hashed_words import HashedWords
 
 
 class Counting(HashedWords):
@@ -151,7 +151,7 @@ import os, signal, sys
 from pathlib import Path
 from kvd import paths
 from kvd.recall import database
-from kvd.recall.embed import HashedWords
+from tests.fakes.hashed_words import HashedWords
 from kvd.recall.vector_cache import VectorCache
 from kvd.recall.vectors import fill_vectors
 class Deadly(HashedWords):
@@ -183,6 +183,8 @@ def test_a_word_is_enough_while_vectors_are_to_come() -> None:
     said = Candidate(path="a.py", words={"unheardof"}, bm25=9.0, coverage=1.0)
     other = Candidate(path="b.py", similarity=0.05)
     assert relevant(Gathered({1: said, 2: other}, {"unheardof": 1.0}, all_embedded=False), DEFAULT_WEIGHTS)
+    # And where a file says all that is asked, whatever the vectors are.
+    assert relevant(Gathered({1: said, 2: other}, {"unheardof": 1.0}, all_embedded=True), DEFAULT_WEIGHTS)
 
 
 # The cache

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from kvd import paths
 from kvd.config import Settings
 from kvd.recall import database
-from kvd.recall.embed import HashedWords
 from kvd.recall.rank import search
 from kvd.service import update
 from kvd.service.indexer import Means, update_index
 from kvd.source.content import Content
 from kvd.source.cutter import Cutter, Item, WarmCutters
 from kvd.source.tree import list_files, read_file
+from tests.fakes.hashed_words import HashedWords
 
 T = TypeVar("T")
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from kvd.config import Settings
 from kvd.errors import UnavailableError
-from kvd.recall.embed import HashedWords, default_embedder, label
+from kvd.recall.embed import default_embedder, label
 from kvd.service.embedders import Embedders
 from kvd.service.filler import Filler
 from kvd.service.indexer import Means, index_stats
 from kvd.service.service import Service
+from tests.fakes.hashed_words import HashedWords
 
 from .test_service import Values, question, run
 

@@ -19,10 +19,10 @@ from kvd import paths
 from kvd.config import Settings
 from kvd.errors import CancelledError, RepositoryError, StoreError
 from kvd.recall import database
-from kvd.recall.both import CodeWords
-from kvd.recall.embed import HashedWords, default_embedder, label
+from kvd.recall.embed import default_embedder, label
 from kvd.recall.index import only_writer
 from kvd.recall.rank import search
+from kvd.recall.table import TableEmbedder
 from kvd.service import indexer
 from kvd.service import update as updating
 from kvd.service.indexer import Means, index_stats, known_indexes, update_index
@@ -30,6 +30,7 @@ from kvd.source import cutter
 from kvd.source.content import Content
 from kvd.source.cutter import Cutter, Item
 from kvd.types import IndexSummary, Progress
+from tests.fakes.hashed_words import HashedWords
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ def no_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
             return iter(())
 
     monkeypatch.setattr(indexer, "Cutter", Unchanged)
-    monkeypatch.setattr(CodeWords, "embed_documents", refuse)
+    monkeypatch.setattr(TableEmbedder, "embed_documents", refuse)
 
 
 def test_first_run(root: Path) -> None:
