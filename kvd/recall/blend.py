@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from kvd.types import Hit
 
-WEIGHT = 0.1
+WEIGHT = 0.05
 """What a gain that is one standard deviation above the others' mean adds to a score, the best score counting 1."""
 
 

@@ -14,7 +14,6 @@ from kvd.recall.candidates import Candidate, Gathered
 from kvd.recall.scores import Weights
 from kvd.recall.stems import terms
 
-
 _ALL = 0.999
 """A file that says all of a question is about it, however the sum is rounded."""
 
