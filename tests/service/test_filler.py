@@ -151,7 +151,7 @@ def test_an_embedder_that_fails_is_told_of_and_tried_again(repository: Path, hel
         assert found["sources"]
         held.failing = False
         await service.index(str(repository), False, values.append)
-        await until(lambda: pending(repository) == 0)
+        await until(lambda: pending(repository) == 0 and not service._repositories.filler.fault)
         assert (await service.status())["embedder_error"] == ""
 
     run(body)
