@@ -98,8 +98,8 @@ def _usage_error(error: BaseException) -> UsageError:
     message = describe() if callable(describe) else str(error)
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", None) or "kvd"
-    quoted = 'put a question of several words in quotes: kvd ask "..."'
-    hint = quoted if "extra argument" in str(message) else f"{command} --help"
+    asks = command.endswith((" ask", " search")) and "extra argument" in str(message)
+    hint = f'put a question of several words in quotes: {command} "..."' if asks else f"{command} --help"
     return UsageError(" ".join(str(message).split()).rstrip("."), hint=hint)
 
 

@@ -91,6 +91,8 @@ def search(
     else:
         for source in result["sources"]:
             typer.echo(answers.source_line(source))
+        if rerank and not result["judged"]:
+            typer.echo("kvd: the model has judged none of these: no time, or no KV to judge by", err=True)
 
 
 def ask(

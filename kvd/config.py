@@ -48,7 +48,7 @@ class Settings:
     """Hard cap of all that the cold store has on disk."""
     idle_minutes: int = 30
     """The model is unloaded after so long without a question; 0: never."""
-    embedder: str = DEFAULT_EMBEDDER
+    embedder: str = "default"
     """What makes vectors of code and questions: default, or the path of a GGUF embedding model."""
     not_secret: str = ""
     """Files that only look like secrets, as patterns of .gitignore with blanks between: tests/certs/ *.example.pem"""

@@ -136,6 +136,8 @@ class _Lexical:
 
 def _lift(rows: int, chunks: int) -> float:
     """What makes FTS5's IDF, next to nothing for words of half the chunks, one that is above 0 for all words."""
+    # A damaged index may have more rows of words than chunks.
+    chunks = max(chunks, rows)
     theirs = max(math.log((chunks - rows + 0.5) / (rows + 0.5)), 1e-6)
     return math.log(1 + (chunks - rows + 0.5) / (rows + 0.5)) / theirs
 

@@ -46,7 +46,9 @@ def fill_vectors(
         started = time.monotonic()
         texts = {number: embedded_text(path, scope, text) for number, path, scope, text in rows}
         keys = {number: vector_key(name, text) for number, text in texts.items()}
-        vectors = cache.get(set(keys.values()))
+        kept = cache.get(set(keys.values()))
+        # One byte a number. What is damaged is made again.
+        vectors = {key: vector for key, vector in kept.items() if len(vector) == embedder.dimension}
         missing = {keys[number]: text for number, text in texts.items() if keys[number] not in vectors}
         if missing and compute:
             made = as_int8(embedder.embed_documents(list(missing.values())))

@@ -48,6 +48,12 @@ class Embedders:
             if self._child is not None:
                 self._child.close_if_idle(seconds)
 
+    def interrupt(self) -> None:
+        """Let whoever waits for the child wait no longer; they get `UnavailableError`."""
+        child = self._child
+        if child is not None:
+            child.interrupt()
+
     def close(self) -> None:
         """End the child, if there is one; a later use starts another."""
         with self._lock:
@@ -63,8 +69,9 @@ def _stamp(path: Path) -> tuple[str, int, int, int]:
         raise UsageError(f"embedder must be {DEFAULT_EMBEDDER} or an absolute path, not {path}", hint=_hint())
     try:
         status = path.stat()
-    except OSError as error:
-        raise UsageError(f"can't read the embedder {path}: {error.strerror}", hint=_hint()) from error
+    except (OSError, ValueError) as error:
+        fault = getattr(error, "strerror", None) or error
+        raise UsageError(f"can't read the embedder {path}: {fault}", hint=_hint()) from error
     return str(path), status.st_size, status.st_mtime_ns, status.st_ino
 
 

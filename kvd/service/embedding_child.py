@@ -67,6 +67,12 @@ class EmbeddingChild:
         with self._lock:
             self._end()
 
+    def interrupt(self) -> None:
+        """Kill the process, whatever it is at; who waits for it gets `UnavailableError`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close_if_idle(self, seconds: float) -> None:
         """`close` if nothing was asked for so long."""
         if self._process is not None and time.monotonic() - self._used > seconds:

@@ -136,6 +136,8 @@ class Repositories:
             await asyncio.to_thread(cutters.close_if_idle, _PARSERS_IDLE_S)
 
     async def close(self) -> None:
+        # A slow embedder's batch may take a minute, and what is done is kept.
+        self._embedders.interrupt()
         await self.filler.close()
         await asyncio.to_thread(self._embedders.close)
         for cutters in (self._cutters, self._background_cutters):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kvd.errors import UsageError
 from kvd.source.walk import ignored, read_rules
 
 IGNORED = "kvdignore"
@@ -28,10 +29,16 @@ def own_rules(root: Path, names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def matcher(patterns: str) -> Callable[[str], bool]:
-    """A test for paths that one of the patterns names, which are written as in `.gitignore`, with blanks between."""
+    """A test for paths that one of the patterns names, which are written as in `.gitignore`, with blanks between.
+
+    Raises `UsageError` for what is no pattern.
+    """
     if not patterns.strip():
         return lambda path: False
     import pathspec
 
-    spec = pathspec.GitIgnoreSpec.from_lines(patterns.split())
+    try:
+        spec = pathspec.GitIgnoreSpec.from_lines(patterns.split())
+    except ValueError as error:
+        raise UsageError(f"{patterns!r} is no list of patterns: {error}", hint="write them as in .gitignore") from error
     return spec.match_file

@@ -152,7 +152,9 @@ def _stat_one(base: str, name: str, listing: Listing) -> None:
         listing.skipped["unreadable"] += 1
         return
     if stat.S_ISREG(status.st_mode):
-        listing.files.append(FileEntry(name, status.st_size, status.st_mtime_ns))
+        # Another file with an old time of modification may be moved here; the time of the last change is the kernel's.
+        changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+        listing.files.append(FileEntry(name, status.st_size, changed_ns))
     elif stat.S_ISLNK(status.st_mode):
         listing.skipped["symlink"] += 1
     elif stat.S_ISDIR(status.st_mode):
@@ -191,10 +193,12 @@ def read_file(root: Path, path: str, limit: int) -> bytes | None:
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             return None
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(limit + 1)
+            # It may be growing; so much memory is taken at once.
+            data = file.read(min(limit, 2 * status.st_size + 1024) + 1)
     except OSError:
         return None
     finally:

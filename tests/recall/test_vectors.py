@@ -16,6 +16,7 @@ from kvd import paths
 from kvd.errors import UnavailableError
 from kvd.recall import database
 from kvd.recall.candidates import Candidate, Gathered
+from kvd.recall.embed import label
 from kvd.recall.index import IndexWriter, NewFile, counts, only_writer
 from kvd.recall.relevance import relevant
 from kvd.recall.scores import DEFAULT_WEIGHTS
@@ -185,6 +186,13 @@ def test_a_word_is_enough_while_vectors_are_to_come() -> None:
     assert relevant(Gathered({1: said, 2: other}, {"unheardof": 1.0}, all_embedded=False), DEFAULT_WEIGHTS)
     # And where a file says all that is asked, whatever the vectors are.
     assert relevant(Gathered({1: said, 2: other}, {"unheardof": 1.0}, all_embedded=True), DEFAULT_WEIGHTS)
+
+
+def test_a_kept_vector_of_another_length_is_made_again(tmp_path: Path, embedder: Counting, cache: VectorCache) -> None:
+    cache.put({vector_key(label(embedder), "a.py \none"): b"12"})
+    db = an_index(tmp_path, embedder, a_file("a.py", "one"))
+    fill_vectors(db, embedder, cache, never)
+    assert (counts(db).pending, embedder.texts) == (0, ["a.py \none"])
 
 
 # The cache

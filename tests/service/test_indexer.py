@@ -554,3 +554,14 @@ def test_importing_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_another_file_of_the_same_size_and_time_is_noticed(root: Path, tmp_path: Path) -> None:
+    for name, text in (("a.py", "def alpha_one(): pass\n"), ("other", "def gamma_two(): pass\n")):
+        (root / name).write_text(text)
+        os.utime(root / name, (1e9, 1e9))
+    update(root)
+    os.replace(root / "other", root / "a.py")
+    update(root)
+    assert hits(root, "gamma_two")[0] == "a.py"
+    assert "a.py" not in hits(root, "alpha_one")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvd.errors import UsageError
 from kvd.source.ignore import matcher
 from kvd.source.tree import list_files
 
@@ -71,3 +72,9 @@ def test_patterns_of_the_settings() -> None:
     assert [some(path) for path in ("tests/certs/a.key", "deep/x.example.pem", "certs/a.key", "a.pem")] == [
         *(True, True, False, False)
     ]
+
+
+@pytest.mark.parametrize("patterns", ["!", "\\", "*.py\\"])
+def test_what_is_no_pattern_is_an_error(patterns: str) -> None:
+    with pytest.raises(UsageError, match="no list of patterns"):
+        matcher(patterns)
