@@ -14,7 +14,7 @@ from kvd.models.gguf import check_gguf, embedding_width
 from kvd.service.embedding_child import EmbeddingChild
 from kvd.service.indexer import Means
 
-_INLINE_S = 0.05
+_INLINE_S = 0.25
 """For so long the default embedder, which is fast, works at the end of an index run; the rest follows behind."""
 
 
