@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kvd.errors import KvdError
+from kvd.service.giving_way import GivingWay
 from kvd.service.threads import run_cancellable
 
 _log = logging.getLogger(__name__)
@@ -17,16 +18,17 @@ Fill = Callable[[Path, Callable[[], bool]], int]
 """Makes vectors for the index of a repository until it is told to stop; gives the number of chunks without one."""
 
 
-class Filler:
-    """One repository at a time, each until it is done. Belongs to one event loop."""
+class Filler(GivingWay):
+    """One repository at a time, each until it is done. Belongs to one event loop.
+
+    It gives way to index runs and questions: what is at work stops after its batch, and goes on later.
+    """
 
     def __init__(self, fill: Fill) -> None:
+        super().__init__()
         self._fill = fill
         self._roots: dict[Path, None] = {}
         self._task: asyncio.Task[None] | None = None
-        self._others = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
         self.fault = ""
         """Why the last try failed, or ""."""
 
@@ -36,21 +38,9 @@ class Filler:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
-    @contextmanager
-    def making_way(self) -> Iterator[None]:
-        """While an index run or a question is there: what is at work stops after its batch, and goes on later."""
-        self._others += 1
-        self._quiet.clear()
-        try:
-            yield
-        finally:
-            self._others -= 1
-            if not self._others:
-                self._quiet.set()
-
     async def _run(self) -> None:
         while self._roots:
-            await self._quiet.wait()
+            await self.wait()
             root = next(iter(self._roots))
             # Taken out first: an index run that leaves more puts it in again.
             del self._roots[root]
@@ -61,7 +51,7 @@ class Filler:
         """Whether there is more to do."""
 
         def work(cancelled: Callable[[], bool]) -> int:
-            return self._fill(root, lambda: cancelled() or self._others > 0)
+            return self._fill(root, lambda: cancelled() or self.must_wait())
 
         try:
             left = await run_cancellable(work)
