@@ -21,8 +21,9 @@ class Place:
 _PATH = r"(?<![\w./\\@+~-])(?:[A-Za-z]:)?[\w./\\@+~-]*[\w+-]\.[A-Za-z]\w{0,9}"
 _PYTHON = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
 _FRAME = re.compile(
-    # core.py:12, src/x.rs:10:5, (Bar.java:123), Foo.cs:line 12, file.php(123), x.php on line 12
-    rf"(?P<path>{_PATH})(?::(?:line )?(?P<line>\d+)|\((?P<call>\d+)\)|,? (?:on|at) line (?P<on>\d+))"
+    # core.py:12, src/x.rs:10:5, (Bar.java:123), Foo.cs:line 12, file.php(123), x.php on line 12, a.py#L12, a.py line 12
+    rf"(?P<path>{_PATH})(?::(?:line )?(?P<line>\d+)|\((?P<call>\d+)\)|,? (?:(?:on|at) )?lines? (?P<on>\d+)"
+    r"|#L(?P<anchor>\d+))"
 )
 _FILE = re.compile(rf"(?P<path>{_PATH}|(?<![\w./@+~-])(?:[\w.@+-]+/)+[\w.@+-]*\w)")
 _PARENT = re.compile(r"^(?:\.{1,2}[/\\])+")
@@ -42,7 +43,7 @@ def places(text: str) -> list[Place]:
 
 
 def _place(found: re.Match[str]) -> Place:
-    line = found["line"] or found["call"] or found["on"]
+    line = found["line"] or found["call"] or found["on"] or found["anchor"]
     return Place(found["path"], min(int(line), 1 << 31))
 
 
