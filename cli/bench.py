@@ -201,6 +201,50 @@ def pressure(
     raise typer.Exit(_run("pressure", False, 0, None, work, as_json, options))
 
 
+@app.command()
+def askers(
+    at_once: Annotated[
+        list[int], typer.Option("--askers", metavar="N", min=1, max=32, help="How many ask at once; several times.")
+    ] = [1, 4, 8, 16],  # noqa: B006  # typer copies it
+    asks: Annotated[int, typer.Option("--asks", metavar="N", min=1, help="Questions in each round.")] = 16,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="Rounds of each.")] = 3,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=2, help="Longest answer.")] = 64,
+    budget: Annotated[int, typer.Option("--budget", metavar="N", min=64, help="Tokens of code in a prompt.")] = 512,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="FILE", help="llama.cpp's llama-server, to be measured beside.")
+    ] = None,
+    questions: Questions = None,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """Several who ask at once, beside one after the other and llama.cpp's own server."""
+    options = {
+        "askers": at_once,
+        "asks": asks,
+        "rounds": rounds,
+        "max_tokens": max_tokens,
+        "budget": budget,
+        "server": _absolute(server),
+    }
+    raise typer.Exit(_run("askers", False, 0, questions, work, as_json, options))
+
+
+@app.command()
+def day(
+    repo: Annotated[str, typer.Option("--repo", metavar="PATH", help="The repository to clone; has Python files.")],
+    requests: Annotated[int, typer.Option("--requests", metavar="N", min=20, help="Requests of all kinds.")] = 2000,
+    asks: Annotated[int, typer.Option("--asks", metavar="N", min=0, help="Of them, those that ask the model.")] = 300,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="What happens, in which order.")] = 1,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """A day in minutes: requests of all kinds, edits, branches, killed processes; stale answers and leaks."""
+    if asks > requests:
+        raise typer.BadParameter("more --asks than --requests")
+    options = {"repo": os.path.abspath(repo), "requests": requests, "asks": asks, "seed": seed}
+    raise typer.Exit(_run("day", False, 0, None, work, as_json, options))
+
+
 def _absolute(path: str | None) -> str | None:
     return os.path.abspath(path) if path is not None else None
 

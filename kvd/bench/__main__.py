@@ -74,6 +74,10 @@ def _run(options: dict[str, Any]) -> None:
         _run_recall(options)
     elif options["kind"] == "rerank":
         _run_rerank(options)
+    elif options["kind"] == "day":
+        _run_day(options)
+    elif options["kind"] == "askers":
+        _run_askers(options)
     else:
         _run_with_model(options)
 
@@ -163,6 +167,39 @@ def _run_pressure(options: dict[str, Any]) -> None:
         finally:
             run.close()
         _print(result, pressure_report.lines, options)
+
+
+def _run_day(options: dict[str, Any]) -> None:
+    _quiet_engine()
+    from kvd.bench import day
+    from kvd.models.active import active_model
+
+    active_model()
+    folder = _work_folder(options) / "day"
+    with living_in(folder):
+        run = day.Run(Path(options["repo"]), folder, options["requests"], options["asks"], options["seed"], _say)
+        try:
+            result = run.measure(options["command"])
+        finally:
+            run.close()
+        _print(result, day.lines, options)
+
+
+def _run_askers(options: dict[str, Any]) -> None:
+    _quiet_engine()
+    from kvd.bench import askers, questions
+    from kvd.models.active import active_model
+
+    model, folder = active_model(), _work_folder(options)
+    sets = questions.read_sets(Path(options["questions"] or questions.default_folder()))
+    with living_in(folder):
+        asked = questions.selected(sets, folder / "checkouts", False, options["asks"])
+        load = askers.Load(
+            tuple(options["askers"]), options["asks"], options["rounds"], options["max_tokens"], options["budget"]
+        )
+        server = Path(options["server"]) if options["server"] else None
+        result = askers.Run(model, folder, load, server, _say).measure(asked, options["command"])
+    _print(result, askers.lines, options)
 
 
 def _run_kv(options: dict[str, Any], model: ActiveModel, folder: Path, asked: Sequence[BenchQuestion]) -> None:
