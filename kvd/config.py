@@ -19,7 +19,9 @@ class Settings:
     """Every setting, with its default. Each is a top-level key of `config.toml`."""
 
     n_ctx: int = 8192
-    """Cells of the model's context; capped at what the model was trained for."""
+    """Cells of the model's context, which all questions that are answered at the same time share."""
+    parallel: int = 8
+    """Most questions answered at the same time, as far as their cells allow."""
     budget: int = 2048
     """Tokens of code that a question may recall."""
     top_k: int = 8
@@ -58,8 +60,24 @@ class Settings:
     """Index what changes in the repositories in use before the next question comes."""
 
 
-_MINIMUM = {"n_ctx": 1024, "budget": 64, "top_k": 1, "max_tokens": 1, "gpu_layers": -1, "recompute": -1}
-_MAXIMUM = {"n_ctx": 1 << 20, "top_k": 200, "threads": 512, "gpu_layers": 1000, "recompute": 64, "resident_prompts": 8}
+_MINIMUM = {
+    "n_ctx": 1024,
+    "parallel": 1,
+    "budget": 64,
+    "top_k": 1,
+    "max_tokens": 1,
+    "gpu_layers": -1,
+    "recompute": -1,
+}
+_MAXIMUM = {
+    "n_ctx": 1 << 20,
+    "parallel": 32,
+    "top_k": 200,
+    "threads": 512,
+    "gpu_layers": 1000,
+    "recompute": 64,
+    "resident_prompts": 8,
+}
 _LARGEST = 1 << 40
 _CHOICES = {"eviction": ("lru", "semantic", "combined")}
 _SHOWN = 60

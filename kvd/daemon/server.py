@@ -39,6 +39,7 @@ from kvd.rpc.peer import peer_uid
 from kvd.service.asker import Question
 from kvd.service.confine import confined
 from kvd.service.service import Service
+from kvd.service.turns import CLIENT
 
 _log = logging.getLogger(__name__)
 
@@ -165,6 +166,8 @@ class Daemon:
 
     async def _dispatch(self, client: int, request: Request, emit: Emit) -> Message:
         started, outcome = time.monotonic(), KvdError.code
+        # Each request runs in a task, and so in a context, of its own.
+        CLIENT.set(client)
         try:
             result = await self._answer(request, Caller(client, emit))
             outcome = "ok"

@@ -22,7 +22,7 @@ from kvd.errors import ModelError
 BATCH = 512
 """Most tokens in one decode step."""
 SEQUENCES = 32
-"""Sequence ids of a context are 0 to 31; larger contexts cost memory for logits."""
+"""Sequence ids of a context are 0 to 31 unless it is made with more; each costs memory for logits."""
 
 _ALL_LAYERS = 999
 _NO_DEVICES = (ctypes.c_void_p * 1)()
@@ -81,14 +81,17 @@ class LlamaEngine:
     """Raises `DoesNotFitError` when the file can't be loaded as a model that fits.
 
     `gpu_layers` of the model's layers, counted from the last, go on the GPU where there is one; the output counts as
-    the last layer. -1: all of them; 0: the GPU is not touched.
+    the last layer. -1: all of them; 0: the GPU is not touched. `n_ctx` cells are shared by all of `sequences`
+    sequences; one of them may have `longest` tokens.
     """
 
     cell_type = 1
     """`enum ggml_type` of keys and values: float16. Quantized cells are rotated inside llama.cpp and their state does
     not say so."""
 
-    def __init__(self, path: Path, n_ctx: int, threads: int = 0, gpu_layers: int = -1) -> None:
+    def __init__(
+        self, path: Path, n_ctx: int, threads: int = 0, gpu_layers: int = -1, sequences: int = SEQUENCES
+    ) -> None:
         self.gpu = gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
         self._model = load_model(path, (gpu_layers if gpu_layers > 0 else _ALL_LAYERS) if self.gpu else 0)
         if not self._model:
@@ -96,18 +99,18 @@ class LlamaEngine:
         self.vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(self.vocab))
         self.trained_ctx = int(llama_cpp.llama_model_n_ctx_train(self._model))
-        self.n_ctx = min(n_ctx, self.trained_ctx or n_ctx)
+        self.n_ctx, self.sequences = n_ctx, sequences
+        self.longest = min(n_ctx, self.trained_ctx or n_ctx)
         self.threads = threads or physical_cores()
         self._context = self._make_context(self.threads)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(BATCH, 0, SEQUENCES)
-        self._sampler = self._make_sampler()
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, sequences)
 
     def _make_context(self, threads: int) -> Any:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = self.n_ctx
         params.n_batch = params.n_ubatch = BATCH
-        params.n_seq_max = SEQUENCES
+        params.n_seq_max = self.sequences
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         params.flash_attn_type = _FLASH_ATTENTION
@@ -123,16 +126,8 @@ class LlamaEngine:
             )
         return context
 
-    def _make_sampler(self) -> Any:
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        penalties = llama_cpp.llama_sampler_init_penalties(self.vocab_size, _REPEAT_WINDOW, _REPEAT_PENALTY, 0.0, 0.0)
-        llama_cpp.llama_sampler_chain_add(chain, penalties)
-        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
-        return chain
-
     def close(self) -> None:
         if self._context:
-            llama_cpp.llama_sampler_free(self._sampler)
             llama_cpp.llama_batch_free(self._batch)
             llama_cpp.llama_free(self._context)
             llama_cpp.llama_model_free(self._model)
@@ -237,13 +232,20 @@ class LlamaEngine:
         pointer = llama_cpp.llama_get_logits_ith(self._context, index)
         return np.ctypeslib.as_array(pointer, (self.vocab_size,)).copy()
 
-    def start_answer(self) -> None:
-        """Forget what the sampler's penalties saw."""
-        llama_cpp.llama_sampler_reset(self._sampler)
+    def new_sampler(self) -> Any:
+        """Chooses the tokens of one answer: the likeliest ones, repetitions damped. To be freed by `free_sampler`."""
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        penalties = llama_cpp.llama_sampler_init_penalties(self.vocab_size, _REPEAT_WINDOW, _REPEAT_PENALTY, 0.0, 0.0)
+        llama_cpp.llama_sampler_chain_add(chain, penalties)
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        return chain
 
-    def sample(self, index: int) -> int:
-        """The next token after the `index`-th of the last batch: the likeliest, repetitions damped."""
-        return int(llama_cpp.llama_sampler_sample(self._sampler, self._context, index))
+    def free_sampler(self, sampler: Any) -> None:
+        llama_cpp.llama_sampler_free(sampler)
+
+    def sample(self, sampler: Any, index: int) -> int:
+        """The next token after the `index`-th of the last batch."""
+        return int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
 
     # Sequences
 

@@ -157,6 +157,10 @@ class Pager:
         finally:
             self.pool.lease(self, ())
 
+    def fetch_made(self, body: Body) -> Fetched | None:
+        """A body that a question wanted before and that was made meanwhile; otherwise as `fetch`."""
+        return self._fetch_chains([self.addresses(body)])[0]
+
     def _fetch_chains(self, chains: Sequence[Sequence[BlockAddress]]) -> list[Fetched | None]:
         bodies_found: list[Fetched | None] = []
         for chain in chains:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -20,6 +20,11 @@ class Spans:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + perf_counter() - started
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add what was measured elsewhere."""
+        for name, spent in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
 
     def take(self) -> dict[str, float]:
         """Seconds by name since the last call."""

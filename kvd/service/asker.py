@@ -70,7 +70,7 @@ def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
 
 
 class Asker:
-    """Answers questions one after the other through `engine`."""
+    """Answers questions through `engine`."""
 
     def __init__(self, repositories: Repositories, engine: EngineClient) -> None:
         self._repositories = repositories

@@ -1,9 +1,8 @@
-"""The engine as the daemon uses it: started when needed, one question at a time, replaced when it dies."""
+"""The engine as the daemon uses it: started when needed, several questions at a time, replaced when it dies."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -11,42 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvd.errors import BusyError, KvdError, UnavailableError
-from kvd.service.attempt import Attempt
+from kvd.errors import KvdError, UnavailableError
 from kvd.service.drafts import Draft, Drafts, dropped_draft
-from kvd.service.engine_child import EngineChild, Event
+from kvd.service.engine_child import Asking, EngineChild, Event
+from kvd.service.engine_keeper import EngineKeeper, LoadParams
 from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
+from kvd.service.turns import Turns
 from kvd.service.verdicts import Verdicts
-
-_log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
 MAX_WAITING = 16
-LOAD_SECONDS = 1800.0
 _STATS_SECONDS = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class LoadParams:
-    """What a child is loaded with; another value of any of these needs another child."""
-
-    model_path: str
-    model_name: str
-    model_sha256: str
-    store_path: str
-    n_ctx: int
-    threads: int
-    gpu_layers: int
-    reuse: bool
-    recompute: int
-    short_headers: bool
-    resident_prompts: int
-    pool_bytes: int
-    eviction: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+_HANG_SECONDS = 180.0
+"""A child that is asked something and gives no sign of life for so long hangs: far more than any step takes."""
+_LOOKS = 20
+"""How often that is looked at in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +48,8 @@ class EngineClient:
         command: Sequence[str] = COMMAND,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._writer, self._verdicts, self._metrics = writer, verdicts, metrics
-        self._command = tuple(command)
-        self._max_waiting = max_waiting
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._child: EngineChild | None = None
-        self._loading: asyncio.Task[tuple[EngineChild, dict[str, Any]]] | None = None
-        self._loading_listener: Event | None = None
-        self._params: LoadParams | None = None
-        self._loaded: dict[str, Any] = {}
+        self._keeper = EngineKeeper(tuple(command), writer, verdicts, metrics)
+        self._turns = Turns(max_waiting)
         self._stats: dict[str, Any] = {}
         self.drafts = Drafts()
         self._last_used = time.monotonic()
@@ -102,39 +73,66 @@ class EngineClient:
     async def _request_in_turn(
         self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event
     ) -> EngineAnswer:
-        if self._waiting >= self._max_waiting:
-            raise BusyError(f"{self._waiting} questions are waiting", hint="try again when some are answered")
-        self._waiting += 1
-        try:
-            if self._turn.locked():
-                on_event("stage", {"stage": "wait", "done": 0, "total": 0, "message": "for other questions"})
-            await self._turn.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            return await self._request_now(method, load, params, on_event)
-        finally:
-            self._last_used = time.monotonic()
-            self._turn.release()
+        def on_wait() -> None:
+            on_event("stage", {"stage": "wait", "done": 0, "total": 0, "message": "for other questions"})
+
+        async with self._turns.one(load, load.parallel, on_wait):
+            try:
+                return await self._request_now(method, load, params, on_event)
+            finally:
+                self._last_used = time.monotonic()
 
     async def _request_now(
         self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event
     ) -> EngineAnswer:
+        said = False
+
+        def listen(event: str, data: dict[str, Any]) -> None:
+            nonlocal said
+            said = said or event == "token"
+            on_event(event, data)
+
+        try:
+            return await self._request_once(method, load, params, listen)
+        except _DiedError as death:
+            if said:
+                raise death.error from None
+        # Another question may have been its end. Who has read nothing yet need not know of it.
+        try:
+            return await self._request_once(method, load, params, listen)
+        except _DiedError as death:
+            raise death.error from None
+
+    async def _request_once(
+        self, method: str, load: LoadParams, params: dict[str, Any], on_event: Event
+    ) -> EngineAnswer:
+        """Raises `_DiedError` where the child dies of itself meanwhile."""
         started = time.monotonic()
-        ready = self._ready(load)
-        child = await self._ensure_loaded(load, on_event)
+        ready = self._keeper.ready(load)
+        child = await self._keeper.loaded(load, on_event)
         load_ms = 0.0 if ready else (time.monotonic() - started) * 1000
-        model = str(self._loaded.get("model") or load.model_name)
+        model = str(self._keeper.facts.get("model") or load.model_name)
         asking = child.send(method, params, on_event)
         try:
-            result = await asyncio.shield(asking.answer)
+            result = await self._answered(child, asking)
         except asyncio.CancelledError:
             await child.give_up(asking)
             raise
+        except UnavailableError as error:
+            if child.died:
+                raise _DiedError(error) from error
+            raise
         finally:
-            # While the next question is answered nobody can ask.
             self._ask_for_stats(child)
         return EngineAnswer(result, model, load_ms)
+
+    async def _answered(self, child: EngineChild, asking: Asking) -> dict[str, Any]:
+        """The child's answer; a child that gives no sign of life any more is ended."""
+        while not asking.answer.done():
+            await asyncio.wait({asking.answer}, timeout=_HANG_SECONDS / _LOOKS)
+            if child.silent_seconds > _HANG_SECONDS:
+                child.kill(f"it gave no sign of life for {_HANG_SECONDS:.0f} s")
+        return asking.answer.result()
 
     async def prefetch(self, draft: Draft, load: LoadParams, params: dict[str, Any]) -> dict[str, Any]:
         """Bring what a draft that has its turn recalls into the child's memory, and keep it there for a while.
@@ -143,129 +141,58 @@ class EngineClient:
         draft's), or ""; `hot`, `loaded` and `missing` count blocks. What is kept takes the place of what was kept
         for this client before.
         """
-        child = self._child
+        child = self._keeper.child
         if draft.dropped:
             return dropped_draft(draft.dropped)
-        if child is None or not self._ready(load):
+        if child is None or not self._keeper.ready(load):
             return dropped_draft("no-engine")
         return await self.drafts.bring(draft, child, params)
 
-    def _ready(self, load: LoadParams) -> bool:
-        task = self._loading
-        usable = self._child is not None and self._child.alive and self._params == load
-        return usable and task is not None and task.done() and not task.cancelled() and not task.exception()
-
-    async def _ensure_loaded(self, load: LoadParams, on_event: Event) -> EngineChild:
-        child, loading = self._child, self._loading
-        same = child is not None and child.alive and self._params == load
-        if child is None or loading is None or not same or _has_failed(loading):
-            await self.stop()
-            self._child, self._params, self._loaded = self._new_child(), load, {}
-            # A task of its own: a questioner who leaves while the model loads does not start it all over.
-            loading = asyncio.create_task(self._load(self._child, load))
-            loading.add_done_callback(_has_failed)
-            self._loading = loading
-        self._loading_listener = on_event
-        try:
-            loaded, self._loaded = await asyncio.shield(loading)
-        finally:
-            self._loading_listener = None
-        return loaded
-
-    def _new_child(self) -> EngineChild:
-        return EngineChild(self._command, self._writer, self._metrics.new_engine())
-
-    def _loading_event(self, event: str, data: dict[str, Any]) -> None:
-        if self._loading_listener is not None:
-            self._loading_listener(event, data)
-
-    def _loading_stage(self, stage: str, message: str) -> None:
-        self._loading_event("stage", {"stage": stage, "done": 0, "total": 0, "message": message})
-
-    async def _load(self, child: EngineChild, load: LoadParams) -> tuple[EngineChild, dict[str, Any]]:
-        """Load the model into `child`, or into another one where that dies of what it puts on the GPU.
-
-        Each child says beforehand what the next one has to try, which is always less.
-        """
-        attempt = Attempt(self._loading_event, self._tell_fallback)
-        while True:
-            try:
-                return child, await self._load_once(child, load, attempt)
-            except UnavailableError as error:
-                if child is not self._child:
-                    # Loading was stopped, maybe before this child had begun.
-                    await child.stop()
-                    raise
-                if not child.crashed or not attempt.next_after(error.message):
-                    raise
-            child = self._child = self._new_child()
-
-    async def _load_once(self, child: EngineChild, load: LoadParams, attempt: Attempt) -> dict[str, Any]:
-        await child.start()
-        self._loading_stage("load", load.model_name)
-        known = await asyncio.to_thread(self._verdicts.get, load.model_sha256)
-        params = {**load.to_json(), "gate": known, "placement": attempt.placement}
-        asking = child.send("load", params, attempt.on_event)
-        try:
-            loaded = await asyncio.wait_for(asking.answer, LOAD_SECONDS)
-        except TimeoutError:
-            child.kill("the model did not load in time")
-            raise UnavailableError("the model did not load in time", hint="kvd logs") from None
-        except KvdError as error:
-            child.kill(f"the model was not loaded: {error.message}")
-            raise
-        if loaded.get("gate"):
-            await asyncio.to_thread(self._verdicts.put, load.model_sha256, loaded["gate"])
-        return loaded
-
-    def _tell_fallback(self, message: str) -> None:
-        _log.warning("engine: %s", message)
-        self._loading_stage("fallback", message)
-
     async def stop(self) -> None:
         """Unload the model: end the child, at once if it does not end by itself in a few seconds."""
-        child, loading = self._child, self._loading
-        self._child, self._loading, self._params = None, None, None
-        self._loaded, self._stats = {}, {}
-        if child is not None:
-            await child.stop()
-        if loading is not None:
-            await asyncio.wait({loading})
+        self._stats = {}
+        await self._keeper.stop()
 
     async def stop_if_idle(self, seconds: float) -> bool:
         """Unload the model if no question came for `seconds`; true if it did."""
         idle = time.monotonic() - self._last_used
-        if self._child is None or self._turn.locked() or idle < seconds:
+        if self._keeper.child is None or self._turns.running or idle < seconds:
             return False
-        async with self._turn:
+        # Of a kind of its own: beside it nobody has a turn.
+        async with self._turns.one(object(), 1, lambda: None):
             await self.stop()
         return True
 
     @property
     def started(self) -> bool:
         """Whether there is a child, loaded or about to be."""
-        return self._child is not None and self._child.alive
+        return self._keeper.child is not None and self._keeper.child.alive
+
+    @property
+    def running(self) -> int:
+        """Questions that are being answered, or have a model loaded for them."""
+        return self._turns.running
 
     @property
     def waiting(self) -> int:
         """Questions that wait for their turn."""
-        return self._waiting
+        return self._turns.waiting
 
     async def state(self) -> dict[str, Any]:
-        """`{"state": "stopped"|"loading"|"ready"|"busy", "waiting", "pid", ...}` and the child's own words.
+        """`{"state": "stopped"|"loading"|"ready"|"busy", "running", "waiting", "pid", ...}` and the child's own words.
 
         Never waits long: a busy child is described by what it said last.
         """
-        child, loading = self._child, self._loading
-        base = {"waiting": self._waiting, "pid": child.pid if child else None}
-        if child is None or not child.alive or loading is None:
+        child = self._keeper.child
+        turns = {"running": self._turns.running, "waiting": self._turns.waiting}
+        base = {**turns, "pid": child.pid if child else None}
+        if child is None or not child.alive:
             return {"state": "stopped", **base, "pid": None}
-        if not loading.done():
+        if self._keeper.loading:
             return {"state": "loading", **base}
-        if not self._turn.locked():
-            await self._refresh_stats(child)
-        state = "busy" if self._turn.locked() else "ready"
-        return {"state": state, **base, **self._loaded, **self._stats}
+        await self._refresh_stats(child)
+        state = "busy" if self._turns.running else "ready"
+        return {"state": state, **base, **self._keeper.facts, **self._stats}
 
     async def _refresh_stats(self, child: EngineChild) -> None:
         with suppress(TimeoutError, KvdError):
@@ -275,7 +202,7 @@ class EngineClient:
         """Ask what the child holds; noted whenever it answers."""
 
         def note(answer: asyncio.Future[dict[str, Any]]) -> None:
-            if child is self._child and not answer.cancelled() and not answer.exception():
+            if child is self._keeper.child and not answer.cancelled() and not answer.exception():
                 self._stats = answer.result()
 
         answer = child.send("stats", {}, _ignore).answer
@@ -283,10 +210,13 @@ class EngineClient:
         return answer
 
 
+class _DiedError(Exception):
+    """The child ended by a fault of its own, or somebody else's."""
+
+    def __init__(self, error: UnavailableError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 def _ignore(event: str, data: dict[str, Any]) -> None:
     """For requests whose events nobody wants."""
-
-
-def _has_failed(task: asyncio.Task[Any]) -> bool:
-    """Also takes note of the exception, which asyncio would otherwise report as forgotten."""
-    return task.done() and (task.cancelled() or task.exception() is not None)

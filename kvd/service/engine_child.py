@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,11 +54,22 @@ class EngineChild:
         self._killed = ""
         """Why kvd itself ended the process, or ""."""
         self._dead = False
+        self._heard = time.monotonic()
 
     @property
     def alive(self) -> bool:
         """True from the start of the program to its end."""
         return not self._dead
+
+    @property
+    def died(self) -> bool:
+        """True when it has ended, other than by kvd's doing."""
+        return self._dead and self._process is not None and not self._killed and self._process.returncode != 0
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last frame, or since it was asked something after that."""
+        return time.monotonic() - self._heard
 
     @property
     def pid(self) -> int | None:
@@ -93,6 +105,8 @@ class EngineChild:
         if self._dead:
             asking.answer.set_exception(self._obituary())
             return asking
+        if not self._askings:
+            self._heard = time.monotonic()
         self._askings[asking.id] = asking
         self._write({"id": asking.id, "method": method, "params": params})
         return asking
@@ -151,6 +165,7 @@ class EngineChild:
         return UnavailableError(f"the engine stopped ({self._killed or describe_end(code)})", hint=hint)
 
     def _route(self, message: dict[str, Any], blob: bytes) -> None:
+        self._heard = time.monotonic()
         if "counters" in message:
             self._counted(dict(message["counters"]))
         number, event = message.get("id"), message.get("event")

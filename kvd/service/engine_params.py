@@ -10,7 +10,7 @@ from kvd import paths
 from kvd.config import Settings
 from kvd.models.active import ActiveModel
 from kvd.recall.embed import default_embedder, embedded_text
-from kvd.service.engine import LoadParams
+from kvd.service.engine_keeper import LoadParams
 from kvd.types import Hit
 from kvd.worker.protocol import encode_vector
 
@@ -24,6 +24,7 @@ def load_params(settings: Settings, model: ActiveModel) -> LoadParams:
         model_sha256=model.sha256,
         store_path=str(paths.store_file()),
         n_ctx=settings.n_ctx,
+        parallel=settings.parallel,
         threads=settings.threads,
         gpu_layers=settings.gpu_layers,
         reuse=settings.reuse,

@@ -7,20 +7,22 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from kvd.engine.llama import LlamaEngine
+from kvd.engine.llama import LlamaEngine, run
 from kvd.errors import UsageError
 from kvd.kv.bodies import Vector
 from kvd.kv.pool import PoolFullError
 from kvd.kv.prefetch import prefetch
 from kvd.kv.spans import Spans
+from kvd.worker.admission import Admission
+from kvd.worker.batcher import Batcher, nothing
 from kvd.worker.bringing import Bringing, Listener
-from kvd.worker.decoding import HEADS, LIVE, PREFIX, RESIDENTS, SPARE, WORK, decode_run, generate
+from kvd.worker.decoding import PREFIX, RESIDENTS, Answering
 from kvd.worker.prompt import Piece, PromptBuilder, joined, select
-from kvd.worker.resident import ResidentPrompts
+from kvd.worker.resident import LivePrompt, ResidentPrompts
 from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
 
 LOAD_STEPS = ("read", "decompress", "dequantize", "rotate", "set")
-STEPS = (*LOAD_STEPS, "heads", "prefill", "question")
+STEPS = ("wait", *LOAD_STEPS, "heads", "prefill", "question")
 """What the time to the first token is made of."""
 
 
@@ -40,7 +42,7 @@ class Question:
 
 
 class Answerer:
-    """Answers questions one at a time on one engine.
+    """Answers questions on one engine, up to `parallel` at a time, each in a thread of its own if `batcher` is served.
 
     The shared prefix must be computed. `reuse` is None where bodies' KV can't be reused: all but the prefix is then
     computed, and without `prefix_reuse` that too. `recompute` is how many tokens at the start of each body are
@@ -55,20 +57,18 @@ class Answerer:
         recompute: int,
         prefix_reuse: bool = True,
         residents: int = len(RESIDENTS),
+        parallel: int = 1,
+        batcher: Batcher | None = None,
     ) -> None:
         self.engine, self.prompts, self.reuse, self.recompute = engine, prompts, reuse, recompute
         self.prefix_reuse = prefix_reuse
-        self.resident = ResidentPrompts(engine, len(prompts.prefix), residents)
+        self.batcher = batcher or Batcher(engine)
+        self.resident = ResidentPrompts(engine, len(prompts.prefix), residents, parallel)
+        self.admission = Admission(self.batcher, self.resident)
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
-        turn = _Turn(self, question, listener)
-        try:
-            return turn.run()
-        finally:
-            self.resident.abandon()
-            self.engine.clear((LIVE, WORK, SPARE, *HEADS))
-            turn.release()
+        return _Turn(self, question, listener).run()
 
     def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
@@ -79,15 +79,23 @@ class Answerer:
             return {"dropped": "no-reuse", "hot": 0, "loaded": 0, "missing": 0}
         room = self.room(draft, len(self.prompts.ending(draft.text)))
         bodies = [body_of(piece, self.prompts) for piece in select(draft.pieces, draft.budget, room)]
-        return {"dropped": "", **asdict(prefetch(self.reuse.pager, bodies, client, interrupted))}
+        with self.reuse.lock:
+            return {"dropped": "", **asdict(prefetch(self.reuse.pager, bodies, client, interrupted))}
 
     def longest_answer(self, question: Question) -> int:
         """Tokens: an answer may take half of a small context, whatever the limit allows."""
-        return min(question.max_tokens, self.engine.n_ctx // 2)
+        return min(question.max_tokens, self.engine.longest // 2)
 
     def room(self, question: Question, ending: int) -> int:
         """Tokens that a prompt which ends with so many has for chunks and their headers; may be negative."""
-        return self.engine.n_ctx - len(self.prompts.prefix) - ending - self.longest_answer(question)
+        return self.engine.longest - len(self.prompts.prefix) - ending - self.longest_answer(question)
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when the pool's or the cells' books are wrong. While no question is answered."""
+        self.batcher.call(self.resident.check_integrity)
+        if self.reuse is not None:
+            with self.reuse.lock:
+                self.reuse.pager.pool.check_integrity()
 
 
 class _Turn:
@@ -95,47 +103,39 @@ class _Turn:
 
     def __init__(self, answerer: Answerer, question: Question, listener: Listener) -> None:
         self._engine, self._prompts, self._room = answerer.engine, answerer.prompts, answerer.room
+        self._batcher, self._admission = answerer.batcher, answerer.admission
         self._reuse = answerer.reuse if question.reuse else None
         self._recompute, self._prefix_reuse = answerer.recompute, answerer.prefix_reuse
-        self._resident = answerer.resident
         self._question, self._listener = question, listener
         self._max_tokens = answerer.longest_answer(question)
         self._start = perf_counter()
         self._ttft_ms = 0.0
         self._spans = Spans()
         self._answer: list[str] = []
-        self._bringing = Bringing(self._reuse, listener, self._spans) if self._reuse else None
+        self._live: LivePrompt | None = None
+        self._stays: list[tuple[Hashable, int]] = []
+        """Contents of cells that stay after the answer, and their numbers."""
 
     def run(self) -> dict[str, Any]:
-        self._steps_ms()  # what a question that was cancelled has left
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
         headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, start=1)]
         # What the prompt takes besides the chunks.
         self._rest = len(ending) + self._max_tokens
-        placed = self._place(pieces, headers) if self._reuse else None
-        if placed:
-            position, tokens = placed[-1].end, _count(placed)
-        else:
-            position, tokens = self._compute_all(pieces, headers)
-        with self._spans.measure("question"):
-            index = decode_run(self._engine, ending, position, LIVE, self._listener.step, logits=True)
-        generated, finish = generate(
-            self._engine,
-            position + len(ending),
-            index,
-            self._max_tokens,
-            self._emit,
-            self._listener.step,
-        )
-        if placed:
-            self._resident.keep((_content(item), item.end - item.start) for item in placed if not item.resident)
+        try:
+            position, tokens = self._prepare(pieces, headers)
+            answering = self._decode(ending, position)
+        except BaseException:
+            self._stays = []
+            raise
+        finally:
+            self._leave()
         steps = self._steps_ms()
         return {
             "answer": "".join(self._answer),
-            "finish": finish,
+            "finish": answering.finish,
             "chunks": [piece.index for piece in pieces],
-            "tokens": {**tokens, "fresh": tokens["fresh"] + len(ending), "generated": generated},
+            "tokens": {**tokens, "fresh": tokens["fresh"] + len(ending), "generated": answering.tokens},
             "timings_ms": {
                 "load": round(sum(steps[name] for name in LOAD_STEPS), 2),
                 "ttft": round(self._ttft_ms or self._elapsed_ms(), 2),
@@ -144,15 +144,40 @@ class _Turn:
             "steps_ms": steps,
         }
 
-    def release(self) -> None:
-        """Let go of the pool's blocks."""
-        if self._bringing is not None:
-            self._bringing.release()
+    def _prepare(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> tuple[int, dict[str, int]]:
+        """Put the chunks into the live sequence; (position behind them, token counts)."""
+        if self._reuse is not None and (placed := self._place(self._reuse, pieces, headers)) is not None:
+            self._stays = [(_content(item), item.end - item.start) for item in placed if not item.resident]
+            return placed[-1].end if placed else len(self._prompts.prefix), _count(placed)
+        return self._compute_all(pieces, headers)
+
+    def _enter(self, runs: Sequence[tuple[Hashable, int]], whole: bool = False) -> LivePrompt:
+        with self._spans.measure("wait"):
+            self._live = self._admission.enter(runs, self._rest, self._listener.step, whole)
+        return self._live
+
+    def _leave(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            self._admission.leave(live, self._stays)
+
+    def _decode(self, ending: Sequence[int], position: int) -> Answering:
+        """Compute what follows the chunks, then the answer."""
+        assert self._live is not None
+        sequence, step = self._live.slot.live, self._listener.step
+        answering = Answering(self._engine, sequence, position + len(ending), self._max_tokens, self._emit)
+        before = self._elapsed_ms()
+        try:
+            self._batcher.prefill(run(ending, position, sequence, logits=True), step, nothing, answering.choose)
+            # To the first token and not to when this thread goes on.
+            self._spans.add({"question": ((self._ttft_ms or self._elapsed_ms()) - before) / 1000})
+            self._batcher.answer(answering, step)
+        finally:
+            answering.close()
+        return answering
 
     def _steps_ms(self) -> dict[str, float]:
         seconds = self._spans.take()
-        if self._reuse is not None:
-            seconds |= self._reuse.pager.spans.take()
         return {name: round(seconds.get(name, 0.0) * 1000, 2) for name in STEPS}
 
     def _elapsed_ms(self) -> float:
@@ -170,7 +195,7 @@ class _Turn:
         if room < 0:
             raise UsageError(
                 f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
-                f"fit the model's context of {self._engine.n_ctx}",
+                f"fit the model's context of {self._engine.longest}",
                 hint="ask a shorter question, or give a smaller --max-tokens",
             )
         pieces = select(self._question.pieces, self._question.budget, room)
@@ -187,42 +212,45 @@ class _Turn:
         """Prefill everything; (position behind it, token counts)."""
         start = len(self._prompts.prefix)
         tokens = joined(headers, pieces)
-        self._resident.abandon()
-        self._engine.remove(LIVE)
-        self._resident.make_room(len(tokens) + self._rest)
+        self._leave()
+        live = self._enter([("computed", len(tokens))]).slot.live
+        step = self._listener.step
         if self._prefix_reuse:
-            self._engine.share(PREFIX, LIVE)
+            self._batcher.call(lambda: self._engine.share(PREFIX, live))
         else:
-            decode_run(self._engine, self._prompts.prefix, 0, LIVE, self._listener.step)
+            self._batcher.prefill(run(self._prompts.prefix, 0, live), step, nothing)
         with self._spans.measure("prefill"):
-            decode_run(self._engine, tokens, start, LIVE, self._listener.step)
+            self._batcher.prefill(run(tokens, start, live), step, nothing)
         recalled = sum(len(piece.body) for piece in pieces)
         counts = {"recalled": recalled, "prefilled": recalled, "fresh": len(tokens) - recalled}
         return start + len(tokens), {**_NO_TOKENS, **counts}
 
-    def _place(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
-        """Bring the chunks into the live sequence; None where the pool or llama.cpp refuses."""
-        reuse, bringing = self._reuse, self._bringing
-        assert reuse is not None
-        assert bringing is not None
+    def _place(self, reuse: Reuse, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Placed] | None:
+        """Bring the chunks into the live sequence; None where there are none, or the pool or llama.cpp refuses."""
         bodies = [body_of(piece, self._prompts) for piece in pieces]
         placed = place(len(self._prompts.prefix), headers, bodies, self._recompute)
+        if not placed:
+            return None
         # Heads see what is stored of the chunks before them. Where those have tokens computed in place instead, the
         # cells of another prompt do not hold that, and only all of them will do.
-        length = self._resident.begin([_content(item) for item in placed], whole=self._recompute > 0)
+        live = self._enter([(_content(item), item.end - item.start) for item in placed], whole=self._recompute > 0)
+        length = len(live.runs)
         resident, new = [replace(item, resident=True) for item in placed[:length]], placed[length:]
-        self._resident.make_room(sum(len(item.fresh) + len(item.body.tokens) for item in new) + self._rest)
+        bringing = Bringing(reuse, self._listener, self._spans, live.slot)
         try:
             stored = bringing.bring(bodies[length:], self._question.vector, bodies[:length])
+            if not new:
+                return resident
+            new = filled(new, [fetched for fetched in stored if fetched is not None])
+            if not reuse.set_bodies(new, resident, live.slot, self._spans):
+                return None
         except PoolFullError:
             return None
-        if not new:
-            return resident
-        new = filled(new, [fetched for fetched in stored if fetched is not None])
-        if not reuse.set_bodies(new, resident):
-            return None
+        finally:
+            # What is in cells needs no blocks.
+            bringing.release()
         with self._spans.measure("heads"):
-            reuse.join(new, self._listener.step)
+            reuse.join(new, self._listener.step, live.slot)
         return [*resident, *new]
 
 

@@ -10,7 +10,7 @@ from kvd.kv.pager import Body, Damaged, Fetched
 from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
-from kvd.worker.decoding import Step
+from kvd.worker.decoding import FIRST, Slot, Step
 from kvd.worker.reuse import Reuse
 
 
@@ -26,10 +26,11 @@ class Listener:
 
 
 class Bringing:
-    """What it brings stays pinned until `release`. `spans` gets the time of "prefill"."""
+    """What it brings stays pinned until `release`. `spans` gets the time of "prefill" and of the pager's steps; bodies
+    are computed in the sequences of `slot`."""
 
-    def __init__(self, reuse: Reuse, listener: Listener, spans: Spans) -> None:
-        self._reuse, self._listener, self._spans = reuse, listener, spans
+    def __init__(self, reuse: Reuse, listener: Listener, spans: Spans, slot: Slot = FIRST) -> None:
+        self._reuse, self._listener, self._spans, self._slot = reuse, listener, spans, slot
         self._pinned: list[Fetched] = []
         self.computed = 0
         """Bodies whose KV was made."""
@@ -45,11 +46,7 @@ class Bringing:
 
         `resident` bodies are in cells already. Raises `PoolFullError`, and what computing raises.
         """
-        found = self._reuse.pager.fetch(bodies, vector, resident)
-        self._pinned += [fetched for fetched in found if fetched is not None]
-        # Told before what replaces them is: both go by the same address.
-        for block in self._reuse.pager.take_damaged():
-            self._listener.damaged(block)
+        found = self._fetch(bodies, vector, resident)
         missing = len({body for body, fetched in zip(bodies, found, strict=True) if fetched is None})
         made: dict[Body, Fetched] = {}
         for index, body in enumerate(bodies):
@@ -64,13 +61,36 @@ class Bringing:
             self._listener.progress(Progress("prefill", missing, missing))
         return found
 
+    def _fetch(self, bodies: Sequence[Body], vector: Vector | None, resident: Sequence[Body]) -> list[Fetched | None]:
+        pager = self._reuse.pager
+        with self._reuse.lock:
+            pager.spans.take()  # what was measured for nobody
+            found = pager.fetch(bodies, vector, resident)
+            self._spans.add(pager.spans.take())
+            self._pinned += [fetched for fetched in found if fetched is not None]
+            damaged = pager.take_damaged()
+        # Told before what replaces them is: both go by the same address.
+        for block in damaged:
+            self._listener.damaged(block)
+        return found
+
     def _copy(self, fetched: Fetched) -> Fetched:
         """The blocks of code that another chunk of the same request has."""
-        return self._pin(self._reuse.pager.again(fetched))
+        with self._reuse.lock:
+            return self._pin(self._reuse.pager.again(fetched))
 
     def _make(self, body: Body) -> Fetched:
+        """Compute a body, or take it from another question that does so at the same time."""
         with self._spans.measure("prefill"):
-            fetched, frames = self._reuse.compute(body, self._listener.step)
+            while not self._reuse.claim(body, self._listener.step):
+                with self._reuse.lock:
+                    found = self._reuse.pager.fetch_made(body)
+                if found is not None:
+                    return self._pin(found)
+            try:
+                fetched, frames = self._reuse.compute(body, self._listener.step, self._slot)
+            finally:
+                self._reuse.disclaim(body)
         self._pin(fetched)
         self.computed += 1
         self._listener.blocks(frames)
@@ -81,5 +101,6 @@ class Bringing:
         return fetched
 
     def release(self) -> None:
-        self._reuse.pager.release(self._pinned)
+        with self._reuse.lock:
+            self._reuse.pager.release(self._pinned)
         self._pinned = []

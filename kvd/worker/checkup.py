@@ -88,7 +88,7 @@ def _model(path: str) -> dict[str, Any]:
     tokens = engine.tokenize(_PROMPT)
     engine.decode(run(tokens, 0, 0, logits=True))
     ended = perf_counter()
-    n_ctx = min(settings.n_ctx, engine.trained_ctx or settings.n_ctx)
+    n_ctx = settings.n_ctx
     shape = shape_of(size)
     placement = planned(Path(path), n_ctx, settings.pool_bytes if settings.reuse else None, settings.gpu_layers)
     return {

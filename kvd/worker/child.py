@@ -5,46 +5,109 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from time import monotonic
 from typing import Any, BinaryIO
 
 from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, UnavailableError, UsageError
-from kvd.kv.pager import Damaged
 from kvd.kv.pool import HotPool
-from kvd.kv.store import StoredBlock
-from kvd.types import Progress
 from kvd.worker.answerer import Answerer
+from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
 from kvd.worker.decoding import PREFIX
 from kvd.worker.loading import Loader
-from kvd.worker.protocol import Message, encode_frame, read_frame
+from kvd.worker.outbox import Outbox
+from kvd.worker.protocol import Message, read_frame
 from kvd.worker.requests import candidates_from, question_from
 from kvd.worker.rerank import Reranker
+from kvd.worker.reuse import Reuse
 
 IDLE_SECONDS = 5.0
 """After so long without a question the integrity of what is in memory is checked."""
+_BEAT_SECONDS = 2.0
+"""At least so much time between two signs of life."""
+
+_LONG = ("ask", "rank", "prefetch")
+"""Methods that run in threads of their own, several at a time."""
 
 
 class Child:
-    """Serves one daemon over two binary files. One thread reads, the caller of `serve` runs the engine."""
+    """Serves one daemon over two binary files.
+
+    One thread reads, the caller of `serve` deals requests out, one thread runs the engine (`kvd.worker.batcher`), and
+    each question has one for what can be done beside it.
+    """
 
     def __init__(self, requests: BinaryIO, answers: BinaryIO) -> None:
-        self._requests, self._answers = requests, answers
-        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._requests, self._outbox = requests, Outbox(answers, self._counters)
+        self._queue: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._answerer: Answerer | None = None
         self._reranker: Reranker | None = None
         self._pool: HotPool | None = None
         self._integrity_failures = 0
-        self._told: dict[str, int] = {}
+        self._running = 0
+        """Long requests that were dealt out and have not ended; for the thread of `serve` alone."""
         self._check_due: float | None = None
+        self._beaten = 0.0
+        self._threads: ThreadPoolExecutor | None = None
+        self._upkeep = ThreadPoolExecutor(1, "upkeep")
 
     def serve(self) -> None:
-        """Answer requests until `shutdown`. The process ends when the daemon is gone."""
+        """Answer requests until `shutdown`. The process ends when the daemon is gone.
+
+        Raises what went wrong in any of the threads: what state the engine is in nobody knows then.
+        """
         threading.Thread(target=self._read, name="requests", daemon=True).start()
+        while True:
+            request = self._next_request()
+            method = str(request["method"])
+            if method in _LONG and self._threads is not None:
+                self._running += 1
+                self._threads.submit(self._handle_long, request)
+            elif method in ("stats", "release"):
+                self._upkeep.submit(self._handle_aside, request)
+            else:
+                self._handle(request)
+            if method == "shutdown":
+                return
+
+    def _next_request(self) -> Message:
+        """The next request; when none has come for a while after a question, what is in memory is checked once."""
+        while True:
+            item = self._next_item()
+            if isinstance(item, BaseException):
+                raise item
+            if item.get("method") != "idle":
+                return item
+            # A long request has ended.
+            self._running -= 1
+            self._check_due = monotonic() + IDLE_SECONDS
+
+    def _next_item(self) -> Message | BaseException:
+        if self._check_due is not None and not self._running:
+            try:
+                return self._queue.get(timeout=max(0.0, self._check_due - monotonic()))
+            except queue.Empty:
+                self._check_due = None
+                self._check_integrity()
+        return self._queue.get()
+
+    def _handle_long(self, request: Message) -> None:
+        self._handle_aside(request)
+        self._queue.put({"method": "idle"})
+
+    def _handle_aside(self, request: Message) -> None:
+        """As `_handle`, in another thread than that of `serve`, which gets what must end the process."""
+        try:
+            self._handle(request)
+        except BaseException as error:  # raised again where it ends the process
+            self._queue.put(error)
+
+    def _handle(self, request: Message) -> None:
         methods: dict[str, Callable[[int, Message], Message]] = {
             "load": self._load,
             "ask": self._ask,
@@ -54,47 +117,44 @@ class Child:
             "stats": self._stats,
             "shutdown": lambda number, params: {},
         }
-        while True:
-            request = self._next_request()
-            number, method = int(request["id"]), str(request["method"])
-            try:
-                handle = methods.get(method)
-                if handle is None:
-                    raise KvdError(f"the engine knows no {method!r}")
-                self._send({"id": number, "result": handle(number, request.get("params", {}))})
-            except KvdError as error:
-                self._send({"id": number, "error": error.to_json()})
-            except Exception as error:
-                # Told to whoever waits; what state the engine is in nobody knows, so the process ends.
-                failure = UnavailableError(f"the engine failed ({type(error).__name__}: {error})", hint="kvd logs")
-                self._send({"id": number, "error": failure.to_json()})
-                raise
-            if method == "shutdown":
-                return
-            if method in ("load", "ask", "rank", "prefetch"):
-                self._check_due = monotonic() + IDLE_SECONDS
+        number, method = int(request["id"]), str(request["method"])
+        try:
+            handle = methods.get(method)
+            if handle is None:
+                raise KvdError(f"the engine knows no {method!r}")
+            self._outbox.send({"id": number, "result": handle(number, request.get("params", {}))})
+        except KvdError as error:
+            self._outbox.send({"id": number, "error": error.to_json()})
+        except Exception as error:
+            # Told to whoever waits before the process ends.
+            failure = UnavailableError(f"the engine failed ({type(error).__name__}: {error})", hint="kvd logs")
+            self._outbox.send({"id": number, "error": failure.to_json()})
+            raise
 
-    def _next_request(self) -> Message:
-        """The next request; when none has come for a while after a question, what is in memory is checked once."""
-        if self._check_due is not None:
-            try:
-                return self._queue.get(timeout=max(0.0, self._check_due - monotonic()))
-            except queue.Empty:
-                self._check_due = None
-                self._check_integrity()
-        return self._queue.get()
+    def _run_engine(self, batcher: Batcher) -> None:
+        try:
+            batcher.serve()
+        except BaseException as error:  # raised again where it ends the process
+            self._queue.put(error)
+
+    def _beat(self) -> None:
+        """A sign of life while the engine works."""
+        now = monotonic()
+        if now - self._beaten >= _BEAT_SECONDS:
+            self._beaten = now
+            self._outbox.event("beat", {})
 
     def _check_integrity(self) -> None:
         """Raises `RuntimeError`, which ends this process, when pool or cells are broken: they must not be used."""
+        answerer = self._answerer
+        if answerer is None:
+            return
         try:
-            if self._pool is not None:
-                self._pool.check_integrity()
-            if self._answerer is not None:
-                self._answerer.resident.check_integrity()
+            answerer.check_integrity()
         except Exception as error:
             # Also where the check itself stumbles over what it finds.
             self._integrity_failures += 1
-            self._event("integrity", {"reason": f"{type(error).__name__}: {error}"})
+            self._outbox.event("integrity", {"reason": f"{type(error).__name__}: {error}"})
             raise RuntimeError("the KV in memory is broken") from error
 
     def _read(self) -> None:
@@ -107,13 +167,6 @@ class Child:
         # The daemon is gone: nobody waits for what this process may still be computing.
         os._exit(0)
 
-    def _send(self, message: Message, blob: bytes = b"") -> None:
-        counters = self._counters()
-        if counters != self._told:
-            message, self._told = {**message, "counters": counters}, counters
-        self._answers.write(encode_frame(message, blob))
-        self._answers.flush()
-
     def _counters(self) -> dict[str, int]:
         """See `kvd.worker.protocol.COUNTERS`."""
         counters = {"integrity_failures": self._integrity_failures} if self._integrity_failures else {}
@@ -122,19 +175,17 @@ class Child:
             counters |= {**reuse.pager.counts, "hot_evicted": self._pool.evictions}
         return counters
 
-    def _event(self, event: str, data: Message, number: int | None = None, blob: bytes = b"") -> None:
-        message: Message = {"event": event, "data": data}
-        if number is not None:
-            message["id"] = number
-        self._send(message, blob)
-
     def _load(self, number: int, params: Message) -> Message:
         if self._answerer is not None:
             raise UsageError("a model is loaded already")
-        loaded = Loader(params, lambda event, data: self._event(event, data, number)).load()
+        loaded = Loader(params, lambda event, data: self._outbox.event(event, data, number)).load()
         self._answerer, self._pool = loaded.answerer, loaded.pool
-        reuse = loaded.answerer.reuse
+        reuse, batcher = loaded.answerer.reuse, loaded.answerer.batcher
         self._reranker = Reranker(loaded.answerer, reuse) if reuse else None
+        batcher.beat = self._beat
+        threading.Thread(target=self._run_engine, args=(batcher,), name="engine", daemon=True).start()
+        # Another one for what is done ahead of questions.
+        self._threads = ThreadPoolExecutor(int(params["parallel"]) + 1, "question")
         return loaded.facts
 
     def _ask(self, number: int, params: Message) -> Message:
@@ -152,8 +203,12 @@ class Child:
 
     def _done(self, number: int, answerer: Answerer) -> None:
         self._cancelled.discard(number)
-        if answerer.reuse is not None and (used := answerer.reuse.pager.take_used()):
-            self._event("touch", {"keys": [key.hex() for key in used]})
+        if answerer.reuse is None:
+            return
+        with answerer.reuse.lock:
+            used = answerer.reuse.pager.take_used()
+        if used:
+            self._outbox.event("touch", {"keys": [key.hex() for key in used]})
 
     def _rank(self, number: int, params: Message) -> Message:
         answerer, reranker = self._answerer, self._reranker
@@ -183,13 +238,17 @@ class Child:
             return answerer.prefetch(draft, int(params["client"]), interrupted)
         finally:
             self._cancelled.discard(number)
-            for block in answerer.reuse.pager.take_damaged() if answerer.reuse else ():
-                self._damaged(block)
+            if answerer.reuse is not None:
+                with answerer.reuse.lock:
+                    damaged = answerer.reuse.pager.take_damaged()
+                self._outbox.damaged(damaged)
 
     def _release(self, number: int, params: Message) -> Message:
         """A client is gone, or wants nothing any more: what is leased to it may leave."""
-        if self._pool is not None:
-            self._pool.lease(int(params["client"]), ())
+        reuse = self._answerer.reuse if self._answerer else None
+        if reuse is not None:
+            with reuse.lock:
+                reuse.pager.pool.lease(int(params["client"]), ())
         return {}
 
     def _listener(self, number: int) -> Listener:
@@ -197,26 +256,20 @@ class Child:
             if number in self._cancelled:
                 raise CancelledError("cancelled")
 
-        def blocks(frames: list[StoredBlock]) -> None:
-            self._event("blocks", {"blocks": _described(frames)}, blob=b"".join(frame.data for frame in frames))
-
-        def progress(value: Progress) -> None:
-            self._event("stage", value.to_json(), number)
-
-        def token(text: str) -> None:
-            self._event("token", {"text": text}, number)
-
-        return Listener(progress, token, blocks, self._damaged, step)
-
-    def _damaged(self, block: Damaged) -> None:
-        self._event("drop", {"keys": [block.key.hex()], "reason": block.reason})
+        return self._outbox.listener(number, step)
 
     def _stats(self, number: int, params: Message) -> Message:
+        answerer = self._answerer
         return {
-            "pool": self._pool.stats() if self._pool else {},
-            "cells": _cells_stats(self._answerer) if self._answerer else {},
+            "pool": _pool_stats(answerer.reuse) if answerer and answerer.reuse else {},
+            "cells": answerer.batcher.call(lambda: _cells_stats(answerer)) if answerer else {},
             "memory": memory_in_use(),
         }
+
+
+def _pool_stats(reuse: Reuse) -> dict[str, Any]:
+    with reuse.lock:
+        return reuse.pager.pool.stats()
 
 
 def _cells_stats(answerer: Answerer) -> dict[str, int]:
@@ -225,17 +278,3 @@ def _cells_stats(answerer: Answerer) -> dict[str, int]:
         # Only the shared prefix stays, of cells whose size is not known.
         return {**cells, "used_bytes": answerer.engine.state_bytes(PREFIX)}
     return {**cells, "used_bytes": (cells["prefix"] + cells["resident"]) * answerer.reuse.shape.bytes_per_token}
-
-
-def _described(frames: Sequence[StoredBlock]) -> list[dict[str, Any]]:
-    return [
-        {
-            "key": frame.key.hex(),
-            "parent": frame.parent.hex(),
-            "fingerprint": frame.fingerprint.hex(),
-            "tokens": frame.tokens,
-            "size": len(frame.data),
-            "seconds": frame.seconds,
-        }
-        for frame in frames
-    ]

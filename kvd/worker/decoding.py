@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from kvd.engine.llama import SEQUENCES, BatchToken, LlamaEngine, run
+from kvd.engine.llama import BatchToken, LlamaEngine, run
 
 PREFIX, LIVE, WORK, SPARE = 0, 1, 2, 3
-"""Sequences: the shared prefix (always there), the running prompt, a body being computed, cells in passing."""
+"""Sequences: the shared prefix (always there), a running prompt, a body being computed, cells in passing."""
 
 RESIDENTS = range(4, 12)
 """Sequences of prompts that stay after their answer."""
 
-HEADS = range(12, SEQUENCES)
+HEADS = range(12, 28)
 """One sequence for each chunk's head, so that many can be computed in one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The sequences that one of the questions answered at the same time has for itself."""
+
+    live: int = LIVE
+    work: int = WORK
+    spare: int = SPARE
+
+    @property
+    def sequences(self) -> tuple[int, int, int]:
+        return self.live, self.work, self.spare
+
+
+FIRST = Slot()
+
+
+def slots(parallel: int) -> list[Slot]:
+    """Slots for so many questions at the same time."""
+    more = range(HEADS.stop, HEADS.stop + 3 * (parallel - 1), 3)
+    return [FIRST, *(Slot(number, number + 1, number + 2) for number in more)]
+
+
+def sequences_for(parallel: int) -> int:
+    """Sequence ids that so many slots need, with all others."""
+    return HEADS.stop + 3 * (parallel - 1)
+
 
 HEAD_BATCH = 256
 """Tokens of heads in one batch. A single head is shorter: headers are cut, `recompute` is limited."""
@@ -39,24 +68,36 @@ def decode_run(
     return size - 1
 
 
-def generate(
-    engine: LlamaEngine, start: int, index: int, limit: int, emit: Callable[[str], None], step: Step
-) -> tuple[int, str]:
-    """Decode an answer of at most `limit` tokens in the live sequence from position `start`.
+class Answering:
+    """An answer of at most `limit` tokens, decoded in `sequence` from position `start` on.
 
-    `index` is where the prompt's last logits are in their batch. `emit` gets the text as it comes, whole
-    characters at a time. Returns (tokens, "stop" or "length").
+    `emit` gets the text as it comes, whole characters at a time. `finish` is "stop" or "length" in the end.
     """
-    text = codecs.getincrementaldecoder("utf-8")("replace")
-    engine.start_answer()
-    for count in range(limit):
-        token = engine.sample(index)
-        if engine.ends_answer(token):
-            emit(text.decode(b"", final=True))
-            return count, "stop"
-        emit(text.decode(engine.piece(token)))
-        step()
-        engine.decode([BatchToken(token, start + count, (LIVE,), logits=True)])
-        index = 0
-    emit(text.decode(b"", final=True))
-    return limit, "length"
+
+    def __init__(self, engine: LlamaEngine, sequence: int, start: int, limit: int, emit: Callable[[str], None]) -> None:
+        self._engine, self._sequence, self._start, self._limit, self._emit = engine, sequence, start, limit, emit
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._sampler = engine.new_sampler()
+        self.tokens, self.finish = 0, ""
+        self.following: BatchToken | None = None
+        """What to decode next: the token that was chosen last; None in the end."""
+
+    def choose(self, index: int) -> None:
+        """Choose the next token by the `index`-th logits of the last batch, and emit it."""
+        token = self._engine.sample(self._sampler, index)
+        if self._engine.ends_answer(token):
+            self._end("stop")
+            return
+        self._emit(self._text.decode(self._engine.piece(token)))
+        self.tokens += 1
+        if self.tokens == self._limit:
+            self._end("length")
+        else:
+            self.following = BatchToken(token, self._start + self.tokens - 1, (self._sequence,), logits=True)
+
+    def _end(self, finish: str) -> None:
+        self._emit(self._text.decode(b"", final=True))
+        self.following, self.finish = None, finish
+
+    def close(self) -> None:
+        self._engine.free_sampler(self._sampler)

@@ -20,7 +20,8 @@ from kvd.kv.pool import HotPool, free_memory, pool_bytes_for
 from kvd.kv.store import BlockStore
 from kvd.types import KVShape
 from kvd.worker.answerer import Answerer
-from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
+from kvd.worker.batcher import Batcher
+from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run, sequences_for
 from kvd.worker.gate import Gate, Verdict, gate_key, verdict_from_json
 from kvd.worker.placement import RESERVE, Gpus, Placement, gigabytes, load_stepwise, placement_from_json, plan
 from kvd.worker.probe import Movable, NotMovableError, probe
@@ -105,7 +106,8 @@ class Loader:
 
     def _load(self, placement: Placement) -> Loaded:
         params, self._pool = self._params, None
-        engine = LlamaEngine(self._path, int(params["n_ctx"]), int(params["threads"]), placement.layers)
+        sequences = sequences_for(int(params["parallel"]))
+        engine = LlamaEngine(self._path, int(params["n_ctx"]), int(params["threads"]), placement.layers, sequences)
         try:
             return self._set_up(engine)
         except BaseException:
@@ -119,13 +121,22 @@ class Loader:
         torch.set_num_threads(engine.threads)
         prompts = PromptBuilder(engine, bool(params["short_headers"]))
         decode_run(engine, prompts.prefix, 0, PREFIX, _go_on)
-        reuse, verdict = self._judged(engine, prompts)
+        batcher = Batcher(engine)
+        reuse, verdict = self._judged(engine, prompts, batcher)
         if reuse is None:
             self._pool, self._placement = None, replace(self._placement, pool="none")
         chosen = int(params["recompute"])
         recompute = min(chosen, MAX_RECOMPUTE) if chosen >= 0 else verdict.recompute
-        residents = int(params["resident_prompts"])
-        answerer = Answerer(engine, prompts, reuse, recompute, verdict.reuse != "off", residents)
+        answerer = Answerer(
+            engine,
+            prompts,
+            reuse,
+            recompute,
+            verdict.reuse != "off",
+            int(params["resident_prompts"]),
+            int(params["parallel"]),
+            batcher,
+        )
         facts = {
             "model": params["model_name"],
             "n_ctx": engine.n_ctx,
@@ -139,7 +150,7 @@ class Loader:
         }
         return Loaded(engine, answerer, self._pool, facts)
 
-    def _judged(self, engine: LlamaEngine, prompts: PromptBuilder) -> tuple[Reuse | None, Verdict]:
+    def _judged(self, engine: LlamaEngine, prompts: PromptBuilder, batcher: Batcher) -> tuple[Reuse | None, Verdict]:
         """Reuse for this model if the gate lets it, and the gate's verdict: the known one where it still holds."""
         params = self._params
         if not params["reuse"]:
@@ -155,7 +166,7 @@ class Loader:
             return None, Verdict(key, gate.prefix_verdict(), str(error))
         if known is not None and known.reuse != "on":
             return None, known
-        reuse = self._make_reuse(engine, prompts, movable)
+        reuse = self._make_reuse(engine, prompts, movable, batcher)
         if known is None:
             known = self._checked(gate, reuse, key)
         if known.reuse != "on":
@@ -171,14 +182,14 @@ class Loader:
             # A context too small for the check, say. Without a key nobody keeps this.
             return Verdict("", gate.prefix_verdict(), f"the model could not be checked: {error.message}")
 
-    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable) -> Reuse:
+    def _make_reuse(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, batcher: Batcher) -> Reuse:
         params = self._params
         self._pool = self._make_pool(movable.shape, engine.n_ctx)
         store = BlockStore(Path(params["store_path"]), readonly=True)
         pager = Pager(self._pool, store, movable.shape, fingerprint(str(params["model_sha256"]), movable, prompts))
         # llama.cpp copies from these states to its cells. The pool itself is read by the CPU: pinning gains it nothing.
         pinned = self._placement.layers > 0 and torch.cuda.is_available()
-        return Reuse(engine, prompts, movable, pager, pinned)
+        return Reuse(engine, prompts, movable, pager, pinned, batcher)
 
     def _make_pool(self, shape: KVShape, n_ctx: int) -> HotPool:
         """On the GPU if the placement says so and what llama.cpp has left there suffices, else in host memory."""

@@ -86,7 +86,7 @@ def _check_rotation(engine: LlamaEngine, sequences: Sequence[int], rotation: Rot
     nothing else, so that the comparison can be strict.
     """
     home = _lone_keys(engine, sequences, 0)
-    for offset in (1, 97, engine.n_ctx - 1):
+    for offset in (1, 97, engine.longest - 1):
         away = _lone_keys(engine, sequences, offset)
         angles = rotation.angles(torch.full((len(sequences),), offset))
         for layer, (keys, want) in enumerate(zip(home, away.float(), strict=True)):

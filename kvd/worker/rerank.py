@@ -20,10 +20,12 @@ from kvd.kv.pager import Body
 from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
 from kvd.worker.answerer import Answerer
+from kvd.worker.batcher import nothing
 from kvd.worker.bringing import Bringing, Listener
-from kvd.worker.decoding import HEADS, PREFIX, SPARE, WORK, Step
+from kvd.worker.decoding import HEADS, PREFIX, Slot
 from kvd.worker.gate import log_softmax
 from kvd.worker.prompt import Piece
+from kvd.worker.resident import LivePrompt
 from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
 
 CUE = "\n\nA developer looking for this code would search for:"
@@ -65,157 +67,191 @@ class _Candidate:
 
 
 class Reranker:
-    """Judges candidates between two questions. `reuse` is the answerer's."""
+    """Judges candidates, beside questions. `reuse` is the answerer's."""
 
     def __init__(self, answerer: Answerer, reuse: Reuse) -> None:
-        self._engine, self._prompts, self._resident = answerer.engine, answerer.prompts, answerer.resident
-        self._reuse = reuse
-        self._cue = self._engine.tokenize(CUE)
-        self._cost = LinearCost()
+        self.engine, self.prompts, self.batcher = answerer.engine, answerer.prompts, answerer.batcher
+        self.reuse = reuse
+        self._admission, self._resident = answerer.admission, answerer.resident
+        self.cue = self.engine.tokenize(CUE)
+        self.cost = LinearCost()
 
     def judge(self, candidates: Candidates, listener: Listener) -> Judged:
         """Raises `CancelledError`, `ModelError`."""
         if len(candidates.pieces) < _LEAST:
             return Judged([None] * len(candidates.pieces), 0)
-        deadline = perf_counter() + candidates.seconds
-        asked = self._engine.tokenize(f" {candidates.question.strip()}")[:ASKED_TOKENS]
-        gains: list[float | None] = [None] * len(candidates.pieces)
-        bringing = Bringing(self._reuse, listener, Spans())
+        asked = self.engine.tokenize(f" {candidates.question.strip()}")[:ASKED_TOKENS]
+        judgement = _Judgement(self, candidates, asked, listener)
+        # Resident prompts leave only where not even one candidate fits beside them.
+        free = self.batcher.call(lambda: self._resident.free_cells)
+        live = self._admission.enter([], max(judgement.least_cells, min(judgement.most_cells, free)), listener.step)
         try:
-            ready = self._bring(candidates, len(asked), bringing, deadline)
-            ready = ready[: self._affordable(ready, len(asked), deadline)]
+            return judgement.run(live)
+        finally:
+            self._admission.leave(live)
+
+
+class _Judgement:
+    """One question's candidates."""
+
+    def __init__(self, reranker: Reranker, candidates: Candidates, asked: Sequence[int], listener: Listener) -> None:
+        self._engine, self._prompts, self._batcher = reranker.engine, reranker.prompts, reranker.batcher
+        self._reuse, self._cue, self._cost = reranker.reuse, reranker.cue, reranker.cost
+        self._candidates, self._asked, self._listener = candidates, asked, listener
+        self._deadline = perf_counter() + candidates.seconds
+        # Each is placed where its KV was made, as though it were the only one.
+        self._places = [
+            place(len(self._prompts.prefix), [self._prompts.header(1, piece)], [body_of(piece, self._prompts)], 0)[0]
+            for piece in candidates.pieces
+        ]
+
+    @property
+    def least_cells(self) -> int:
+        """What the largest candidate takes."""
+        return max(self._cells_for(item) for item in self._places)
+
+    @property
+    def most_cells(self) -> int:
+        """What all of them take together."""
+        return sum(self._cells_for(item) for item in self._places)
+
+    def run(self, live: LivePrompt) -> Judged:
+        gains: list[float | None] = [None] * len(self._places)
+        bringing = Bringing(self._reuse, self._listener, Spans(), live.slot)
+        try:
+            ready = self._bring(bringing)
+            ready = ready[: self._affordable(ready)]
             if ready:
-                without = self._without(asked)
-                for group in self._groups(ready, len(asked)):
-                    for candidate, likely in zip(group, self._judge_group(group, asked, listener.step), strict=True):
+                without = self._without(live.slot)
+                for group in self._groups(ready, live.reserved):
+                    for candidate, likely in zip(group, self._judge_group(group, live.slot), strict=True):
                         gains[candidate.index] = likely - without
         except (PoolFullError, _RefusedError):
             # A pool for one prompt need not hold the code of many candidates. What is judged is judged.
             pass
         finally:
-            self._engine.clear((WORK, SPARE, *HEADS))
             bringing.release()
         return Judged(gains, bringing.computed)
 
-    def _bring(self, candidates: Candidates, asked: int, bringing: Bringing, deadline: float) -> list[_Candidate]:
+    def _bring(self, bringing: Bringing) -> list[_Candidate]:
         """The candidates that have KV, those among them that could be computed in time."""
-        headers = [self._prompts.header(1, piece) for piece in candidates.pieces]
-        bodies = [body_of(piece, self._prompts) for piece in candidates.pieces]
-        # Each is placed as though it were the only one.
-        places = [
-            place(len(self._prompts.prefix), [header], [body], 0)[0]
-            for header, body in zip(headers, bodies, strict=True)
-        ]
-        judging = self._predict(sum(self._tokens(item, asked) for item in places))
+        judging = self._predict(sum(self._tokens(item) for item in self._places))
 
         def worth(body: Body) -> bool:
-            return perf_counter() + self._reuse.pager.costs.prefill.predict(len(body.tokens)) + judging <= deadline
+            needed = self._reuse.pager.costs.prefill.predict(len(body.tokens)) + judging
+            return perf_counter() + needed <= self._deadline
 
-        stored = bringing.bring([item.body for item in places], candidates.vector, worth=worth)
+        stored = bringing.bring([item.body for item in self._places], self._candidates.vector, worth=worth)
         return [
             _Candidate(index, filled([item], [fetched])[0])
-            for index, (item, fetched) in enumerate(zip(places, stored, strict=True))
+            for index, (item, fetched) in enumerate(zip(self._places, stored, strict=True))
             if fetched is not None
         ]
 
-    def _place(self, piece: Piece) -> Placed:
-        """Where its KV was made, as though it were the only one."""
-        header = self._prompts.header(1, piece)
-        return place(len(self._prompts.prefix), [header], [body_of(piece, self._prompts)], 0)[0]
-
-    def _tokens(self, placed: Placed, asked: int) -> int:
+    def _tokens(self, placed: Placed) -> int:
         """Tokens to compute for one candidate."""
-        return len(placed.header) + len(self._cue) + asked
+        return len(placed.header) + len(self._cue) + len(self._asked)
 
     def _predict(self, tokens: int) -> float:
         """Seconds; as for prefill while nothing was judged."""
         return (self._cost if self._cost.known else self._reuse.pager.costs.prefill).predict(tokens)
 
-    def _affordable(self, ready: Sequence[_Candidate], asked: int, deadline: float) -> int:
+    def _affordable(self, ready: Sequence[_Candidate]) -> int:
         """How many of the first candidates can be judged in time."""
-        left = deadline - perf_counter()
+        left = self._deadline - perf_counter()
         tokens = count = 0
         for candidate in ready:
-            tokens += self._tokens(candidate.placed, asked)
+            tokens += self._tokens(candidate.placed)
             if self._predict(tokens) > left:
                 break
             count += 1
         return count if count >= _LEAST else 0
 
-    def _groups(self, ready: Sequence[_Candidate], asked: int) -> Iterator[list[_Candidate]]:
-        """Cut so that each has its sequence, a batch holds all heads and all tails, and the cells suffice."""
+    def _groups(self, ready: Sequence[_Candidate], cells: int) -> Iterator[list[_Candidate]]:
+        """Cut so that a batch holds all heads and all tails of a group, and the cells suffice."""
         group: list[_Candidate] = []
         for candidate in ready:
-            if group and not self._fits([*group, candidate], asked):
+            if group and not self._fits([*group, candidate], cells):
                 yield group
                 group = []
             group.append(candidate)
         yield group
 
-    def _fits(self, group: Sequence[_Candidate], asked: int) -> bool:
-        tails = len(group) * (len(self._cue) + asked)
+    def _fits(self, group: Sequence[_Candidate], cells: int) -> bool:
+        tails = len(group) * (len(self._cue) + len(self._asked))
         heads = sum(len(candidate.placed.header) for candidate in group)
         return (
             len(group) <= len(HEADS)
             and max(tails, heads) <= BATCH
-            and len(group) * asked <= _OUTPUTS
-            and self._cells(group, asked) <= self._resident.free_cells
+            and len(group) * len(self._asked) <= _OUTPUTS
+            and sum(self._cells_for(candidate.placed) for candidate in group) <= cells
         )
 
-    def _cells(self, group: Sequence[_Candidate], asked: int) -> int:
-        """What they take at most; a body is in two sequences' cells while it is set."""
-        return sum(self._tokens(item.placed, asked) + len(item.placed.body.tokens) for item in group)
+    def _cells_for(self, placed: Placed) -> int:
+        """What one takes at most; a body is in two sequences' cells while it is set."""
+        return self._tokens(placed) + len(placed.body.tokens)
 
-    def _judge_group(self, group: Sequence[_Candidate], asked: Sequence[int], step: Step) -> list[float]:
+    def _judge_group(self, group: Sequence[_Candidate], slot: Slot) -> list[float]:
         """Mean log-probability of the question behind each candidate."""
-        engine, started = self._engine, perf_counter()
-        # Only where not even one fits beside them do prompts have to leave.
-        self._resident.make_room(self._cells(group, len(asked)))
-        heads: list[BatchToken] = []
-        for sequence, candidate in zip(HEADS, group, strict=False):
-            engine.share(PREFIX, sequence)
-            heads += run(candidate.placed.header, candidate.placed.start, sequence)
-        engine.decode(heads)
-        step()
-        for sequence, candidate in zip(HEADS, group, strict=False):
-            self._set_body(candidate.placed, sequence)
-        ends = [(sequence, candidate.placed.end) for sequence, candidate in zip(HEADS, group, strict=False)]
-        likely = self._likelihoods(ends, asked)
-        engine.clear(HEADS)
-        step()
-        self._cost.observe(sum(self._tokens(item.placed, len(asked)) for item in group), perf_counter() - started)
+        started = perf_counter()
+        likely: list[float] = []
+        while len(likely) < len(group):
+            likely += self._judge_some(group[len(likely) :], slot)
+        self._cost.observe(sum(self._tokens(item.placed) for item in group), perf_counter() - started)
         return likely
 
-    def _set_body(self, placed: Placed, sequence: int) -> None:
+    def _judge_some(self, group: Sequence[_Candidate], slot: Slot) -> list[float]:
+        """As many of them, from the first on, as there are sequences free."""
+        with self._reuse.heads(len(group), slot) as sequences:
+            part = [(sequence, item.placed) for sequence, item in zip(sequences, group, strict=False)]
+
+            def share() -> None:
+                for sequence, _ in part:
+                    self._engine.share(PREFIX, sequence)
+
+            self._batcher.call(share)
+            heads = [token for sequence, item in part for token in run(item.header, item.start, sequence)]
+            self._batcher.prefill(heads, self._listener.step, nothing, slice_tokens=BATCH)
+            for sequence, item in part:
+                self._set_body(item, sequence, slot)
+            return self._likelihoods([(sequence, item.end) for sequence, item in part])
+
+    def _set_body(self, placed: Placed, sequence: int, slot: Slot) -> None:
         """Put a stored body behind its head's cells."""
-        if not self._reuse.set_bodies([placed]):
+        if not self._reuse.set_bodies([placed], slot=slot):
             raise _RefusedError
-        self._engine.share(SPARE, sequence, placed.stored_start, placed.end)
-        self._engine.remove(SPARE)
 
-    def _without(self, asked: Sequence[int]) -> float:
+        def put() -> None:
+            self._engine.share(slot.spare, sequence, placed.stored_start, placed.end)
+            self._engine.remove(slot.spare)
+
+        self._batcher.call(put)
+
+    def _without(self, slot: Slot) -> float:
         """Mean log-probability of the question where no code is given."""
-        sequence = HEADS[0]
-        self._engine.share(PREFIX, sequence)
-        likely = self._likelihoods([(sequence, len(self._prompts.prefix))], asked)[0]
-        self._engine.clear([sequence])
+        self._batcher.call(lambda: self._engine.share(PREFIX, slot.live))
+        likely = self._likelihoods([(slot.live, len(self._prompts.prefix))])[0]
+        self._batcher.call(lambda: self._engine.remove(slot.live))
         return likely
 
-    def _likelihoods(self, ends: Sequence[tuple[int, int]], asked: Sequence[int]) -> list[float]:
-        """Mean log-probability of `asked` behind the cue, for each sequence that ends before a position."""
+    def _likelihoods(self, ends: Sequence[tuple[int, int]]) -> list[float]:
+        """Mean log-probability of the question behind the cue, for each sequence that ends before a position."""
+        asked, first = self._asked, len(self._cue) - 1
         tail = [*self._cue, *asked[:-1]]
         batch = [
-            BatchToken(token, start + offset, (sequence,), offset >= len(self._cue) - 1)
+            BatchToken(token, start + offset, (sequence,), offset >= first)
             for sequence, start in ends
             for offset, token in enumerate(tail)
         ]
-        self._engine.decode(batch)
-        first = len(self._cue) - 1
-        likely = []
-        for number in range(len(ends)):
-            rows = np.stack([self._engine.logits(number * len(tail) + first + place) for place in range(len(asked))])
-            likely.append(float(log_softmax(rows)[np.arange(len(asked)), list(asked)].mean()))
-        return likely
+        likely: list[float] = []
+
+        def note(index: int) -> None:
+            # Now, because logits are there until the next step only.
+            row = self._engine.logits(index)[np.newaxis]
+            likely.append(float(log_softmax(row)[0, asked[len(likely) % len(asked)]]))
+
+        self._batcher.prefill(batch, self._listener.step, nothing, note, BATCH)
+        return [float(of_one.mean()) for of_one in np.array(likely).reshape(len(ends), len(asked))]
 
 
 class _RefusedError(Exception):

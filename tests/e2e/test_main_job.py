@@ -196,7 +196,8 @@ def test_metrics_of_concurrent_questions_are_what_their_clients_counted(kvd: Kvd
         assert blocks["cells", "hit"] > 0
         assert blocks["cells", "miss"] == blocks["hot", "hit"] + blocks["hot", "miss"]
         assert blocks["hot", "miss"] == sum(blocks["cold", result] for result in ("hit", "miss", "declined"))
-        # All blocks were computed once, and nothing had to leave: what was written is what is there.
+        # All blocks were computed once, and nothing had to leave: what was written is what is there. Two who miss the
+        # same one at the same time wait for one of them to make it.
         db = apsw.Connection(str(paths.store_file()), flags=apsw.SQLITE_OPEN_READONLY)
         stored = db.execute("SELECT count(*), sum(size) FROM blocks").get
         db.close()
@@ -204,7 +205,7 @@ def test_metrics_of_concurrent_questions_are_what_their_clients_counted(kvd: Kvd
             by_label(before, "kvd_kv_blocks", "tier")["cold"],
             by_label(before, "kvd_kv_bytes", "tier")["cold"],
         )
-        assert single(before, "kvd_written_blocks_total") == blocks["hot", "miss"] == stored[0]
+        assert single(before, "kvd_written_blocks_total") == stored[0] <= blocks["hot", "miss"]
         assert by_label(before, "kvd_swaps_total", "direction") == {"in": 0, "out": 0}
         os.kill(engine_pid(kvd), signal.SIGKILL)
         poll(lambda: by_label(metrics(client), "kvd_kv_bytes", "tier")["hot"] == 0)

@@ -13,7 +13,8 @@ import pytest
 
 from kvd.errors import BusyError, KvdError, ModelError, UnavailableError
 from kvd.kv.store import BlockStore
-from kvd.service.engine import EngineClient, LoadParams
+from kvd.service.engine import EngineClient
+from kvd.service.engine_keeper import LoadParams
 from kvd.service.metrics import Metrics
 from kvd.service.store_writer import StoreWriter
 from kvd.service.verdicts import Verdicts
@@ -25,6 +26,7 @@ LOAD = LoadParams(
     model_sha256="0" * 64,
     store_path="/kv.db",
     n_ctx=2048,
+    parallel=1,
     threads=1,
     gpu_layers=0,
     reuse=True,
@@ -332,7 +334,7 @@ def test_a_child_deaf_to_cancel_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         task = fixture.start("deaf")
         await fixture.first_token()
         pid = await fixture.pid()
-        child = fixture.engine._child
+        child = fixture.engine._keeper.child
         assert child is not None
         beside = child.send("stats", {}, fixture.note)
         task.cancel()
@@ -345,6 +347,64 @@ def test_a_child_deaf_to_cancel_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         assert caught.value.message == "the engine stopped (it did not stop when it was told to)"
         assert caught.value.hint == "ask again, or look at: kvd logs"
         assert (await fixture.ask("say b"))["answer"] == "b"
+
+    run(body)
+
+
+def test_who_has_read_nothing_yet_does_not_notice_that_a_child_died() -> None:
+    async def body(fixture: Fixture) -> None:
+        several = replace(LOAD, parallel=2)
+        first = fixture.start("count 50 then die SIGKILL", several)
+        await fixture.first_token()
+        pid = await fixture.pid()
+        # The child answers one after the other: this one waits in it.
+        second = fixture.start("say b", several)
+        await until(lambda: fixture.engine.running == 2)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="SIGKILL"):
+            await first
+        assert (await second)["answer"] == "b"
+        assert await fixture.pid() != pid
+
+    run(body)
+
+
+def test_a_child_that_gives_no_sign_of_life_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.service.engine._HANG_SECONDS", 0.5)
+
+    async def body(fixture: Fixture) -> None:
+        await fixture.ask("say a")
+        pid = await fixture.pid()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match="gave no sign of life") as caught:
+            await fixture.ask("say b")
+        assert caught.value.hint == "ask again, or look at: kvd logs"
+        await until(lambda: not alive(pid))
+        assert (await fixture.ask("say c"))["answer"] == "c"
+        # One that works gives signs of life, however long it takes.
+        assert (await fixture.ask("count 40"))["answer"]
+
+    run(body)
+
+
+def test_after_some_deaths_the_next_start_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def body(fixture: Fixture) -> None:
+        sleep = asyncio.sleep
+
+        async def noted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        for _ in range(5):
+            with pytest.raises(UnavailableError):
+                await fixture.ask("die SIGSEGV")
+            monkeypatch.setattr("kvd.service.engine_keeper.asyncio.sleep", noted)
+        assert (await fixture.ask("say b"))["answer"] == "b"
+        restarts = [data["message"] for event, data in fixture.events if data.get("stage") == "restart"]
+        assert restarts[0] == "the engine died 3 times, next try in 1 s"
+        assert [pause for pause in pauses if pause >= 1] == [1.0, 2.0, 4.0]
 
     run(body)
 

@@ -81,9 +81,9 @@ def follow(rig: Rig, question: str, pieces: list[Piece], forced: Course | None =
     course, engine = Course(), rig.answerer.engine
     sample = engine.sample
 
-    def looked_at(index: int) -> int:
+    def looked_at(sampler: object, index: int) -> int:
         course.logits.append(engine.logits(index))
-        token = forced.tokens[len(course.tokens)] if forced else sample(index)
+        token = forced.tokens[len(course.tokens)] if forced else sample(sampler, index)
         course.tokens.append(token)
         return token
 
@@ -321,7 +321,7 @@ def test_sources_are_what_the_tests_think(rigs: Rigs) -> None:
 def test_kv_that_is_not_finite_is_an_error_and_not_kept(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rigs()
     spoiled = torch.full((30, 2, len(rig.pieces()[0].body), 192), float("inf"), dtype=torch.float16)
-    monkeypatch.setattr(Reuse, "prefill", lambda self, body, step: spoiled)
+    monkeypatch.setattr(Reuse, "prefill", lambda self, body, step, slot: spoiled)
     question = Question(QUESTION, rig.pieces()[:1], 600, 4)
     with pytest.raises(ModelError, match="not finite"):
         rig.answerer.answer(question, rig.listener())

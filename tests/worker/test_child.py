@@ -69,6 +69,7 @@ class Wire:
             "model_sha256": SHA256,
             "store_path": str(self.store_path),
             "n_ctx": N_CTX,
+            "parallel": 2,
             "threads": 0,
             "gpu_layers": -1,
             "reuse": True,

@@ -27,8 +27,9 @@ def test_counters_go_with_frames(tmp_path: Path, verdict: Verdict) -> None:
         cold = wire.ask(2)
         assert counters(wire, cold) == lookups(hot_miss=blocks, cold_hit=blocks, swapped_in=blocks)
         # They come before the answer does: a child that dies while it answers has told them.
-        first_token = next(event for event in wire.events if event["event"] == "token")
-        assert first_token["counters"] == counters(wire)
+        names = [event["event"] for event in wire.events]
+        told = [event["counters"] for event in wire.events[: names.index("token") + 1] if "counters" in event]
+        assert told[-1] == counters(wire)
 
 
 IDLE = """

@@ -77,7 +77,7 @@ class _BackOnly:
 def test_a_state_that_llama_cpp_refuses_does_not_pass(
     gate: Gate, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Reuse, "set_bodies", lambda self, placed: False)
+    monkeypatch.setattr(Reuse, "set_bodies", lambda self, placed, *others: False)
     assert gate.check(a_reuse(engine, prompts, movable), "key").reuse == "prefix-only"
 
 

@@ -165,9 +165,9 @@ def test_a_prompt_computed_whole_starts_with_the_prefix(
     met: list[Rows] = []
     sample = engine.sample
 
-    def looked_at(index: int) -> int:
+    def looked_at(sampler: object, index: int) -> int:
         met.append(engine.logits(index))
-        return sample(index)
+        return sample(sampler, index)
 
     monkeypatch.setattr(engine, "sample", looked_at)
     prompts = PromptBuilder(engine)

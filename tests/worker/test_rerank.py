@@ -111,7 +111,7 @@ def test_what_has_kv_is_judged_where_there_is_no_time_to_make_more(rigs: Rigs) -
     # A body of 50 tokens would take a day; heads and tails are known to be quicker.
     rig.pager.costs.prefill.observe(50, 86_400.0)
     reranker = Reranker(rig.answerer, reuse_of(rig))
-    reranker._cost.observe(50, 0.01)
+    reranker.cost.observe(50, 0.01)
     judged = reranker.judge(Candidates(QUESTIONS["src/auth.py"], pieces, 60.0), rig.listener())
     assert [gain is not None for gain in judged.gains] == [True, True, False]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,10 +26,12 @@ from kvd.kv.prefetch import prefetch
 from kvd.kv.store import BlockStore, StoredBlock
 from kvd.kv.table import BlockTable
 from kvd.worker.answerer import Answerer, Question
+from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
-from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, decode_run
+from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, decode_run, sequences_for
 from kvd.worker.probe import probe
 from kvd.worker.prompt import Piece, PromptBuilder
+from kvd.worker.rerank import Candidates, Reranker
 from kvd.worker.reuse import Reuse, body_of
 from tests.fakes.tiny_models import write_tiny_model
 
@@ -56,19 +60,21 @@ class Engine(LlamaEngine):
 class Soak:
     """What an engine child is made of, and one who does everything to it that a daemon does."""
 
-    def __init__(self, engine: Engine, folder: Path, seed: int) -> None:
+    def __init__(self, engine: Engine, folder: Path, seed: int, parallel: int = 1) -> None:
         self.engine, self.random, self.counts = engine, Random(seed), Counter[str]()
         self.prompts = PromptBuilder(engine)
         movable = probe(engine, (LIVE, WORK, SPARE))
         self.shape = movable.shape
-        self.writer = BlockStore(folder / "kv.db")
+        self.writer, self.writing = BlockStore(folder / "kv.db"), threading.Lock()
         self.pool = HotPool(
             self.shape, POOL_PAGES * PAGE_TOKENS * self.shape.bytes_per_token, policy=policy_named("combined")
         )
         self.pager = Pager(self.pool, BlockStore(folder / "kv.db", readonly=True), self.shape, b"model")
-        self.reuse = Reuse(engine, self.prompts, movable, self.pager)
+        batcher = Batcher(engine)
+        self.reuse = Reuse(engine, self.prompts, movable, self.pager, batcher=batcher)
         decode_run(engine, self.prompts.prefix, 0, PREFIX, lambda: None)
-        self.answerer = Answerer(engine, self.prompts, self.reuse, 0)
+        self.answerer = Answerer(engine, self.prompts, self.reuse, 0, parallel=parallel, batcher=batcher)
+        self.reranker = Reranker(self.answerer, self.reuse)
         self.pieces = [self._piece(number) for number in range(CHUNKS)]
         self.asked = self.pieces[:1]
         self.tables: list[BlockTable] = []
@@ -81,7 +87,8 @@ class Soak:
             self.refuse: 4,
             self.talk: 10,
             self.guess: 4,
-            self.change: 2,
+            self.judge: 3,
+            self.change: 4,
         }
 
     def _piece(self, number: int) -> Piece:
@@ -117,8 +124,11 @@ class Soak:
             self.counts["cancelled"] += 1
         else:
             self.counts.update({"answered": 1, **tokens})
-        if used := self.pager.take_used():
-            self.writer.touch(list(used))
+        with self.reuse.lock:
+            used = self.pager.take_used()
+        if used:
+            with self.writing:
+                self.writer.touch(list(used))
 
     def listener(self) -> Listener:
         return Listener(
@@ -131,7 +141,8 @@ class Soak:
 
     def _keep(self, blocks: list[StoredBlock]) -> None:
         try:
-            self.writer.put(blocks, STORE_CAP)
+            with self.writing:
+                self.writer.put(blocks, STORE_CAP)
         except StoreError:
             self.counts["lost"] += 1
         else:
@@ -139,7 +150,8 @@ class Soak:
 
     def _drop(self, key: bytes) -> None:
         self.counts["dropped"] += 1
-        self.writer.drop([key])
+        with self.writing:
+            self.writer.drop([key])
 
     def cancel(self) -> None:
         """Stop an answer at its n-th step."""
@@ -192,10 +204,25 @@ class Soak:
         client, few = self.random.randrange(3), self.random.sample(self.pieces, self.random.randrange(4))
         patience = iter(range(self.random.randrange(20)))
         bodies = [body_of(piece, self.prompts) for piece in few]
-        found = prefetch(self.pager, bodies, client, lambda: next(patience, None) is None)
+        with self.reuse.lock:
+            found = prefetch(self.pager, bodies, client, lambda: next(patience, None) is None)
+            damaged = self.pager.take_damaged()
         self.counts["guessed"] += found.loaded
-        for damaged in self.pager.take_damaged():
-            self._drop(damaged.key)
+        for block in damaged:
+            self._drop(block.key)
+
+    def judge(self) -> None:
+        """The model is asked about candidates, by one who may go away."""
+        few = self.random.sample(self.pieces, self.random.randint(2, 8))
+        pieces = [dataclasses.replace(piece, index=index) for index, piece in enumerate(few)]
+        step = _patience(self.random.choice((2, 5, 1000)))
+        listener = dataclasses.replace(self.listener(), step=step)
+        try:
+            judged = self.reranker.judge(Candidates("where is the user's password", pieces, 60.0), listener)
+        except CancelledError:
+            self.counts["cancelled"] += 1
+        else:
+            self.counts["judged"] += sum(gain is not None for gain in judged.gains)
 
     def change(self) -> None:
         self.answerer.recompute = self.random.choice((0, 4))
@@ -287,6 +314,33 @@ def test_after_random_operations_all_is_as_it_was(engine: Engine, tmp_path: Path
     assert soak.pool.evictions
     happened = ("answered", "cancelled", "refused", "resident", "reused_hot", "reused_cold", "recomputed", "prefilled")
     assert all(soak.counts[name] for name in happened), soak.counts
+
+
+def test_after_many_at_the_same_time_all_is_as_it_was(tmp_path: Path) -> None:
+    """Ten who ask, judge, type and leave, with room for four."""
+    engine = Engine(write_tiny_model(tmp_path / "tiny.gguf", "llama"), N_CTX, threads=1, sequences=sequences_for(4))
+    soak = Soak(engine, tmp_path, seed=2, parallel=4)
+    answering = threading.Thread(target=soak.answerer.batcher.serve)
+    answering.start()
+
+    def work(number: int) -> None:
+        own = Random(number)
+        for _ in range(20):
+            own.choices((soak.ask, soak.cancel, soak.close, soak.judge, soak.guess), (8, 3, 2, 1, 1))[0]()
+
+    try:
+        with ThreadPoolExecutor(10) as threads:
+            for future in [threads.submit(work, number) for number in range(10)]:
+                future.result(300)
+        soak.answerer.check_integrity()
+    finally:
+        soak.answerer.batcher.close()
+        answering.join(30)
+    assert {block.pins for block in soak.pool.blocks()} <= {0}
+    assert all(soak.counts[name] for name in ("answered", "cancelled", "resident", "reused_hot", "judged")), soak.counts
+    with_prefix = [engine.last_position(sequence) for sequence in (LIVE, WORK, SPARE, *HEADS, *range(28, 37))]
+    assert set(with_prefix) == {-1}
+    engine.close()
 
 
 @pytest.mark.slow
