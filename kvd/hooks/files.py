@@ -29,7 +29,10 @@ class HookFile:
 
     @property
     def path(self) -> Path:
-        return self.folder / self.event
+        """Where the pre-commit framework was installed over kvd's, it has moved that, and runs it there."""
+        moved = self.folder / f"{self.event}.legacy"
+        content = _begin(moved)
+        return moved if content is not None and script.is_ours(content) else self.folder / self.event
 
     @property
     def saved(self) -> Path:
@@ -53,7 +56,7 @@ class HookFile:
         if takes and os.path.lexists(self.saved):
             raise KvdError(
                 f"{self.path} was replaced since kvd kept {self.saved.name}: one of them has to go",
-                hint=f"rm {shlex.quote(str(self.saved))}",
+                hint=f"ls -l {shlex.quote(str(self.path))} {shlex.quote(str(self.saved))}",
             )
         before = content if takes else _begin(self.saved)
         text = script.file_text(self.event, python, None if before is None else script.Before(before, self.husky))

@@ -46,7 +46,7 @@ class Service:
         self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
         self._asker = Asker(self._repositories, self._engine)
         self._watching = Watching(self._repositories, self.metrics)
-        self._unattended = Unattended(lambda root: self._update(root, load_settings(), lambda progress: None))
+        self._unattended = Unattended(self._update_unattended)
 
     def start(self) -> None:
         """Watch the repositories that were used lately."""
@@ -63,6 +63,11 @@ class Service:
 
     async def _update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
         summary = await self._repositories.update(root, settings, on_progress)
+        self._watching.used(root)
+        return summary
+
+    async def _update_unattended(self, root: Path) -> IndexSummary | None:
+        summary = await self._watching.refresh(root, load_settings())
         self._watching.used(root)
         return summary
 

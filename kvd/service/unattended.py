@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 class Unattended:
     """Belongs to one event loop. One run for a root at a time: all that is wanted meanwhile becomes one further run."""
 
-    def __init__(self, update: Callable[[Path], Awaitable[IndexSummary]]) -> None:
+    def __init__(self, update: Callable[[Path], Awaitable[IndexSummary | None]]) -> None:
+        """`update` returns None where another update came first."""
         self._update = update
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._wanted: set[Path] = set()
@@ -38,7 +39,8 @@ class Unattended:
     async def _update_once(self, root: Path) -> None:
         try:
             summary = await self._update(root)
-            _log.info("background index: %d files, %d chunks", summary.files, summary.chunks)
+            if summary is not None:
+                _log.info("background index: %d files, %d chunks", summary.files, summary.chunks)
         except KvdError as error:
             _log.warning("background index failed: %s", error.code)
         except Exception as error:

@@ -152,10 +152,30 @@ def test_somebody_has_replaced_it_since(root: Path, git: Git, recorder: Recorder
     assert hooks_of(root)["post-merge"] == ("other", True, "")
     with pytest.raises(KvdError, match=r"post-merge was replaced since kvd kept post-merge.before-kvd") as caught:
         install(root)
-    assert caught.value.hint.startswith("rm ")
+    assert caught.value.hint.startswith("ls -l ")
     uninstall(root)
     assert (folder / "post-merge").read_text().endswith("# second\n")
     assert (folder / "post-merge.before-kvd").read_text().endswith("# first\n")
+
+
+def test_the_pre_commit_framework_has_moved_it(root: Path, isolated_home: Path, git: Git, recorder: Recorder) -> None:
+    """It renames a hook that it finds, and runs it from its own."""
+    seen = isolated_home / "seen"
+    folder = root / ".git" / "hooks"
+    hook(folder / "post-commit", f"#!/bin/sh\ntouch {seen}\n")
+    install(root)
+    (folder / "post-commit").rename(folder / "post-commit.legacy")
+    hook(folder / "post-commit", '#!/bin/sh\nexec "$0.legacy" "$@"\n')
+    before = tree(folder)
+    install(root)
+    assert tree(folder) == before
+    assert hooks_of(root) == dict.fromkeys(EVENTS, ("kvd", True, ""))
+    git(root, "commit", "-q", "--allow-empty", "-m", "x")
+    assert recorder.wait() == [told(root)]
+    assert seen.exists()
+    uninstall(root)
+    assert (folder / "post-commit.legacy").read_text() == f"#!/bin/sh\ntouch {seen}\n"
+    assert hooks_of(root)["post-commit"] == ("other", True, "")
 
 
 def test_an_install_that_was_cut_short(root: Path, git: Git, recorder: Recorder) -> None:
