@@ -22,9 +22,9 @@ def _hooks() -> None:
 
 @app.command()
 def install(repo: Repo = None, as_json: Json = False) -> None:
-    """Have the index brought up to date after each; hooks that are there already go on running first.
+    """Install the hooks; those that are there go on running first.
 
-    KVD_HOOKS=0 in the environment turns the hooks off.
+    They bring the index up to date in the background. KVD_HOOKS=0 in the environment turns them off.
     """
     from kvd.hooks import states
     from kvd.hooks.repository import find_repository
@@ -45,7 +45,7 @@ def status(repo: Repo = None, as_json: Json = False) -> None:
 
 @app.command()
 def uninstall(repo: Repo = None, as_json: Json = False) -> None:
-    """Remove kvd's hooks; those that were there before are put back as they were."""
+    """Remove the hooks, and put back what was there before."""
     from kvd.hooks import states
     from kvd.hooks.repository import find_repository
 
