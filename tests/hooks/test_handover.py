@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -20,9 +19,7 @@ from kvd.rpc.launch import try_connect
 from kvd.service.indexer import update_index
 from tests.conftest import Kvd, poll
 
-from .conftest import Git, Recorder, change, hook, install, told
-
-BEYOND_A_PROCESS_S = 0.05
+from .conftest import Git, Recorder, change, hook, install, program, told
 
 
 def test_many_commits_are_told_of_once(root: Path, git: Git, recorder: Recorder) -> None:
@@ -98,22 +95,23 @@ def test_another_python_has_it(root: Path, git: Git, recorder: Recorder, program
 
 @pytest.mark.parametrize("file", ["full", "/dev/full"])
 def test_git_waits_for_nothing(root: Path, git: Git, recorder: Recorder, file: str) -> None:
-    """Neither for the second that the hook waits, nor for its output to be closed."""
+    """Neither for the second that the hook waits, nor for what it has started to close its output."""
     install(root)
-    program = root / ".git" / "hooks" / "post-commit"
+    file_of_hook = root / ".git" / "hooks" / "post-commit"
     with open(file if file.startswith("/") else root / file, "w") as out:
-        times = []
-        for _ in range(9):
-            (root / ".git" / "kvd-hook.pid").unlink(missing_ok=True)
-            begun = time.monotonic()
-            done = subprocess.run([program], cwd=root, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
-            times.append(time.monotonic() - begun)
-            assert done.returncode == 0
-    assert statistics.median(times) < BEYOND_A_PROCESS_S
-    (root / ".git" / "kvd-hook.pid").unlink(missing_ok=True)
-    begun = time.monotonic()
-    subprocess.run([program], cwd=root, capture_output=True, check=True)
-    assert time.monotonic() - begun < 0.9
+        assert least(lambda: subprocess.run([file_of_hook], cwd=root, stdout=out, stderr=out, check=True), root) < 0.05
+    assert least(lambda: subprocess.run([file_of_hook], cwd=root, capture_output=True, check=True), root) < 0.9
+
+
+def least(run: Callable[[], object], root: Path) -> float:
+    """Seconds of the quickest of some runs, as the machine may be busy; none finds that another waits."""
+    times = []
+    for _ in range(7):
+        (root / ".git" / "kvd-hook.pid").unlink(missing_ok=True)
+        begun = time.monotonic()
+        run()
+        times.append(time.monotonic() - begun)
+    return min(times)
 
 
 def run_hooks(cwd: Path) -> None:
@@ -136,15 +134,17 @@ def test_a_daemon_that_can_not_be_had_is_no_fault(
     """A folder lies where its socket or its log should be."""
     paths.index_file(repository).touch()
     (place() / "full").mkdir(parents=True)
+    # Not in a process of its own, which might outlive the test.
     handover._tell(repository)
-    run_hooks(repository)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_commit_reaches_the_index(
-    repository: Path, kvd: Kvd, git: Git, hurried: None, monkeypatch: pytest.MonkeyPatch
+def test_a_rebase_reaches_the_index_at_once(
+    repository: Path, isolated_home: Path, kvd: Kvd, git: Git, programs: Path
 ) -> None:
-    """A real rebase and a real daemon, which is not running, and does not watch."""
+    """A real daemon, which is not running, and does not watch. The hook's second lasts as long as the rebase."""
+    go = isolated_home / "go"
+    program(programs / "sleep", f"until [ -e {go} ]; do {shutil.which('sleep')} 0.05; done")
     paths.config_file().parent.mkdir(parents=True)
     paths.config_file().write_text("watch = false\n")
     update_index(repository, Settings(), lambda progress: None, lambda: False)
@@ -157,16 +157,13 @@ def test_a_commit_reaches_the_index(
     kvd.ok("hooks", "install", "--repo", str(repository))
     assert try_connect() is None
     git(repository, "rebase", "-q", "base")
+    assert try_connect() is None
+    go.touch()
 
     def found(name: str) -> bool:
         return any(name in hit.chunk.text for hit in search(repository, name, 3))
 
     poll(lambda: found("topic_19") and found("meanwhile"))
-    poll(lambda: not (repository / ".git" / "kvd-hook.pid").exists())
-
-    def runs() -> int:
-        return paths.log_file().read_text().count("background index: ")
-
-    poll(lambda: runs() > 0)
-    assert runs() <= 3
+    poll(lambda: "background index: " in paths.log_file().read_text())
+    assert paths.log_file().read_text().count("index ok") == 1
     assert sys.executable in (repository / ".git" / "hooks" / "post-commit").read_text()
