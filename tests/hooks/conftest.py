@@ -110,6 +110,15 @@ def hurried(programs: Path) -> None:
 
 
 @pytest.fixture
+def go(isolated_home: Path, programs: Path) -> Path:
+    """The second that hooks wait lasts until this file is there; beside it, `waits` has a line for each that waits."""
+    file = isolated_home / "go"
+    text = f"echo waits >>{isolated_home}/waits\nuntil [ -e {file} ]; do {shutil.which('sleep')} 0.05; done"
+    program(programs / "sleep", text)
+    return file
+
+
+@pytest.fixture
 def root(isolated_home: Path, git: Git) -> Path:
     """A repository with one commit and no hooks; its name has blanks and quotes."""
     folder = isolated_home / 'it\'s "here" $x'

@@ -19,16 +19,19 @@ from kvd.rpc.launch import try_connect
 from kvd.service.indexer import update_index
 from tests.conftest import Kvd, poll
 
-from .conftest import Git, Recorder, change, hook, install, program, told
+from .conftest import Git, Recorder, change, hook, install, told
 
 
-def test_many_commits_are_told_of_once(root: Path, git: Git, recorder: Recorder) -> None:
+def test_many_commits_are_told_of_once(root: Path, git: Git, recorder: Recorder, go: Path) -> None:
     install(root)
     for number in range(8):
         git(root, "commit", "-q", "--allow-empty", "-m", str(number))
+    poll(go.with_name("waits").exists)
+    assert go.with_name("waits").read_text() == "waits\n"
+    go.touch()
     recorder.wait()
-    poll(lambda: not (root / ".git" / "kvd-hook.pid").exists())
-    assert len(recorder.lines) <= 2
+    git(root, "commit", "-q", "--allow-empty", "-m", "later")
+    assert recorder.wait(2) == [told(root)] * 2
 
 
 def test_a_rebase_is_told_of_at_its_begin_and_end(root: Path, git: Git, recorder: Recorder, hurried: None) -> None:
@@ -139,12 +142,8 @@ def test_a_daemon_that_can_not_be_had_is_no_fault(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_rebase_reaches_the_index_at_once(
-    repository: Path, isolated_home: Path, kvd: Kvd, git: Git, programs: Path
-) -> None:
+def test_a_rebase_reaches_the_index_at_once(repository: Path, kvd: Kvd, git: Git, go: Path) -> None:
     """A real daemon, which is not running, and does not watch. The hook's second lasts as long as the rebase."""
-    go = isolated_home / "go"
-    program(programs / "sleep", f"until [ -e {go} ]; do {shutil.which('sleep')} 0.05; done")
     paths.config_file().parent.mkdir(parents=True)
     paths.config_file().write_text("watch = false\n")
     update_index(repository, Settings(), lambda progress: None, lambda: False)
