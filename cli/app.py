@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 import kvd
 
-from . import daemon_commands, repository_commands
+from . import daemon_commands, hooks, repository_commands
 from .doctor import doctor
 
 
@@ -43,6 +43,7 @@ def build_app(arguments: list[str]) -> typer.Typer:
         daemon_commands.gc,
     ):
         app.command(cls=_Command)(command)
+    app.add_typer(hooks.app, name="hooks")
     return app
 
 

@@ -55,7 +55,7 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Index a repository, or bring its index up to date."""
-    result = _call("index", {"path": _absolute(path), "background": background})
+    result = _call("index", {"path": absolute(path), "background": background})
     if as_json:
         typer.echo(json.dumps(result))
     elif background:
@@ -77,7 +77,7 @@ def search(
     check_text("query", query)
     params = {
         "query": query,
-        "repo": _absolute(repo or "."),
+        "repo": absolute(repo or "."),
         "top_k": top_k,
         "paths": only_paths,
         "languages": only_languages,
@@ -110,7 +110,7 @@ def ask(
     check_text("question", question)
     params = {
         "question": question,
-        "repo": _absolute(repo or "."),
+        "repo": absolute(repo or "."),
         "top_k": top_k,
         "paths": only_paths,
         "languages": only_languages,
@@ -130,7 +130,8 @@ def ask(
         typer.secho(answers.stats_line(result), dim=True)
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """Raises `RepositoryError` where the working folder, which `path` may be relative to, is gone."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError:

@@ -81,8 +81,16 @@ def vectors_file() -> Path:
 
 def index_file(root: Path) -> Path:
     """The index of the repository at `root` (a resolved path)."""
-    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    return _made(cache_dir() / "index") / f"{digest}.db"
+    return _made(cache_dir() / "index") / _index_name(root)
+
+
+def has_index(root: Path) -> bool:
+    """Whether there is an index of the repository at `root` (a resolved path); makes no folders."""
+    return os.path.isfile(_base("XDG_CACHE_HOME", ".cache") / "kvd" / "index" / _index_name(root))
+
+
+def _index_name(root: Path) -> str:
+    return f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.db"
 
 
 def _session_dir() -> Path | None:

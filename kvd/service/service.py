@@ -24,6 +24,7 @@ from kvd.service.metrics import Metrics
 from kvd.service.repositories import Repositories
 from kvd.service.reranking import CANDIDATES, Reranked
 from kvd.service.store_writer import StoreWriter
+from kvd.service.unattended import Unattended
 from kvd.service.verdicts import Verdicts
 from kvd.service.watching import Watching
 from kvd.types import IndexSummary, ProgressCallback
@@ -45,7 +46,7 @@ class Service:
         self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
         self._asker = Asker(self._repositories, self._engine)
         self._watching = Watching(self._repositories, self.metrics)
-        self._background: set[asyncio.Task[None]] = set()
+        self._unattended = Unattended(self._update_unattended)
 
     def start(self) -> None:
         """Watch the repositories that were used lately."""
@@ -57,9 +58,7 @@ class Service:
         root = await self._repositories.find_root(path)
         if not background:
             return (await self._update(root, settings, lambda p: emit(stage_value(p)))).to_json()
-        task = asyncio.create_task(self._index_unattended(root, settings))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._unattended.want(root)
         return {"repo": str(root), "background": True}
 
     async def _update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
@@ -67,14 +66,10 @@ class Service:
         self._watching.used(root)
         return summary
 
-    async def _index_unattended(self, root: Path, settings: Settings) -> None:
-        try:
-            summary = await self._update(root, settings, lambda progress: None)
-            _log.info("background index: %d files, %d chunks", summary.files, summary.chunks)
-        except KvdError as error:
-            _log.warning("background index failed: %s", error.code)
-        except Exception as error:
-            _log.error("background index failed: %s", type(error).__name__)
+    async def _update_unattended(self, root: Path) -> IndexSummary | None:
+        summary = await self._watching.refresh(root, load_settings())
+        self._watching.used(root)
+        return summary
 
     async def search(
         self,
@@ -183,10 +178,7 @@ class Service:
 
     async def close(self) -> None:
         """Stop what runs in the background, unload the model, write what is worth keeping."""
-        for task in list(self._background):
-            task.cancel()
-        if self._background:
-            await asyncio.wait(list(self._background))
+        await self._unattended.close()
         await self._watching.close()
         await self._repositories.close()
         await self._engine.stop()

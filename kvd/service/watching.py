@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvd.config import load_settings
-from kvd.errors import KvdError
+from kvd.config import Settings, load_settings
+from kvd.errors import CancelledError, KvdError
 from kvd.service.background import Background
 from kvd.service.metrics import Metrics
 from kvd.service.recent import note_use, recently_used
 from kvd.service.repositories import Repositories
 from kvd.service.tended import MOST_FOLDERS, OFF, Tended
 from kvd.source.watch import Watcher
+from kvd.types import IndexSummary
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,15 @@ class Watching:
         """While a question is there: no run begins, and one that goes on stops after the file at hand."""
         with self._background.making_way():
             yield
+
+    async def refresh(self, root: Path, settings: Settings) -> IndexSummary | None:
+        """An update that nobody waits for, once no question is there; None: another that begins now came first."""
+        since = time.monotonic()
+        while True:
+            await self._background.wait()
+            # Somebody asks, or waits for an update of this root: theirs will do.
+            with suppress(CancelledError):
+                return await self._repositories.refresh(root, settings, self._background, since, files=False)
 
     def used(self, root: Path) -> None:
         """A request was about `root`: if its index could be brought up to date, it is watched from now on."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvd.errors import RepositoryError
+from kvd.git import git_environment
 from kvd.source.ignore import IGNORED, own_rules
 from kvd.source.walk import walk_folder
 
@@ -23,9 +24,6 @@ MAX_FILES = 200_000
 """More are not looked at, so that `kvd index /` ends; the rest is counted as skipped."""
 
 _GIT_TIMEOUT_S = 120
-
-# Where the user's own configuration is; every other GIT_* variable may point git at another repository.
-_KEPT_GIT_VARIABLES = {"GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_EXEC_PATH"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +94,6 @@ def git_root(folder: Path) -> Path | None:
         except OSError:
             continue
     return None
-
-
-def git_environment() -> dict[str, str]:
-    """This process's environment without what a hook or a shell would use to redirect git."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_GIT_VARIABLES}
-    return kept | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 def _git_names(root: Path) -> list[str] | None:

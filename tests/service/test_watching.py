@@ -394,6 +394,34 @@ def test_a_run_gives_way_and_is_made_up_for(repository: Path, monkeypatch: pytes
     run(body)
 
 
+def test_what_nobody_waits_for_gives_way(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`index` in the background comes after questions, and not at all where theirs did it."""
+    threads: list[str] = []
+
+    def noted(*arguments: Any) -> IndexSummary:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return update_index(*arguments)
+
+    async def body(desk: Desk) -> None:
+        monkeypatch.setattr(repositories, "update_index", noted)
+        with desk.service._watching.making_way():
+            await desk.service.index(str(repository), True, lambda value: None)
+            await desk.idle()
+            assert threads == []
+        await desk.until(lambda: threads == ["background"] and not desk.service._unattended._tasks)
+        assert desk.has(repository, "Session")
+        with desk.service._watching.making_way():
+            await desk.service.index(str(repository), True, lambda value: None)
+            await desk.service.search("session", str(repository), None, lambda value: None)
+        await desk.until(lambda: not desk.service._unattended._tasks)
+        # The loop's own threads have this name.
+        assert threads == ["background", "asyncio"]
+
+    paths.config_file().parent.mkdir(parents=True)
+    paths.config_file().write_text("watch = false\n")
+    run(body)
+
+
 def test_nothing_runs_beside_a_question(
     repository: Path, fake_model: Path, monkeypatch: pytest.MonkeyPatch, refreshed: list[Path]
 ) -> None:

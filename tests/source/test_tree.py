@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvd.errors import RepositoryError
+from kvd.git import git_environment
 from kvd.source import tree
-from kvd.source.tree import find_root, git_environment, list_files, read_file
+from kvd.source.tree import find_root, list_files, read_file
 
 Git = Callable[..., bytes]
 
