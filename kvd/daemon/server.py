@@ -66,7 +66,7 @@ class Daemon:
         self._clients: set[Connection] = set()
         self._numbers = itertools.count(1)
         self._serving: set[asyncio.Task[None]] = set()
-        self._started = time.time()
+        self._started = time.monotonic()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Caller], Awaitable[Message]]]] = {
@@ -210,7 +210,7 @@ class Daemon:
         daemon = {
             "version": kvd.__version__,
             "pid": os.getpid(),
-            "uptime_seconds": round(time.time() - self._started, 1),
+            "uptime_seconds": round(time.monotonic() - self._started, 1),
             "clients": len(self._clients),
             "active": self._active(),
             "stopping": self._stop.is_set(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,17 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvd.config import Settings
+from kvd.errors import StoreError
 from kvd.recall.embed import Embedder, default_embedder
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
 from kvd.service.embedders import Embedders
 from kvd.service.filler import Filler
-from kvd.service.indexer import Means, fill_index, update_index
+from kvd.service.indexer import Means, fill_index, is_complete, update_index
 from kvd.service.threads import run_cancellable
 from kvd.source.cutter import WarmCutters
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.05
 _PARSERS_IDLE_S = 120.0
@@ -69,6 +73,17 @@ class Repositories:
                         return await self._noted(root, run_cancellable(run))
             finally:
                 work.listeners.remove(on_progress)
+
+    async def update_if_possible(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> str:
+        """`update`, but where the index can be read and not written it stays as it is. Returns why, or ""."""
+        try:
+            await self.update(root, settings, on_progress)
+        except StoreError as error:
+            if not await asyncio.to_thread(is_complete, root):
+                raise
+            _log.warning("an index is used as it is: %s", error.message)
+            return f"the index is as it was, and files may have changed since: {error.message}"
+        return ""
 
     async def refresh(
         self, root: Path, settings: Settings, background: Background, since: float, files: bool
@@ -122,12 +137,22 @@ class Repositories:
         """Whether an update that came to its end began after `since` (`time.monotonic()`)."""
         return self._current.get(root, 0.0) > since
 
-    async def search(self, root: Path, query: str, top_k: int, only: Only = EVERYTHING) -> list[Hit]:
-        """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""
+    async def search(
+        self, root: Path, query: str, top_k: int, only: Only = EVERYTHING, tell: Callable[[str], None] | None = None
+    ) -> list[Hit]:
+        """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for.
+
+        `tell` hears why words alone were searched, where that is so.
+        """
+        told: list[str] = []
         with self.filler.making_way():
-            return await run_cancellable(
-                lambda cancelled: search(root, query, top_k, only=only, embedder=self._embedder)
+            hits = await run_cancellable(
+                lambda cancelled: search(root, query, top_k, only=only, embedder=self._embedder, tell=told.append)
             )
+        if tell is not None:
+            for text in told:
+                tell(text)
+        return hits
 
     async def unload_if_idle(self, seconds: float) -> None:
         """Unload an embedder's model that nothing was asked for so long, and end parsers that have nothing to do."""
