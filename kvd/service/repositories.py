@@ -39,13 +39,21 @@ class _Work:
     listeners: list[ProgressCallback] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The last update that came to its end; `began` is `time.monotonic()`."""
+
+    began: float
+    settings: Settings
+    summary: IndexSummary
+
+
 class Repositories:
     """Belongs to one event loop; callbacks are called in it."""
 
     def __init__(self) -> None:
         self._work: dict[Path, _Work] = {}
-        self._current: dict[Path, float] = {}
-        """When the last update that came to its end began, as `time.monotonic()`."""
+        self._latest: dict[Path, _Latest] = {}
         # Apart, as a child has the priority of the thread that it was started in.
         self._cutters, self._background_cutters = WarmCutters(), WarmCutters()
         self._embedders = Embedders()
@@ -58,19 +66,26 @@ class Repositories:
         return await asyncio.to_thread(find_root, Path(path))
 
     async def update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
-        """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done."""
+        """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done.
+
+        Who waited while another update began and came to its end needs no other.
+        """
+        arrived = time.monotonic()
         with self._at_work(root) as work:
             work.listeners.append(on_progress)
             try:
                 with self.filler.making_way():
                     means = replace(await self._means(settings), cutters=self._cutters)
                     async with work.turn:
+                        latest = self._latest.get(root)
+                        if latest is not None and latest.began > arrived and latest.settings == settings:
+                            return latest.summary
                         report = _throttled(asyncio.get_running_loop(), work.listeners)
 
                         def run(cancelled: Callable[[], bool]) -> IndexSummary:
                             return update_index(root, settings, report, cancelled, means)
 
-                        return await self._noted(root, run_cancellable(run))
+                        return await self._noted(root, settings, run_cancellable(run))
             finally:
                 work.listeners.remove(on_progress)
 
@@ -106,13 +121,13 @@ class Repositories:
 
                     return update_index(root, settings, report, stop, means)
 
-                return await self._noted(root, run_cancellable(run, background.executor))
+                return await self._noted(root, settings, run_cancellable(run, background.executor))
 
-    async def _noted(self, root: Path, update: Coroutine[None, None, IndexSummary]) -> IndexSummary:
+    async def _noted(self, root: Path, settings: Settings, update: Coroutine[None, None, IndexSummary]) -> IndexSummary:
         """Run `update`, and remember when it began if it comes to its end."""
         began = time.monotonic()
         summary = await update
-        self._current[root] = began
+        self._latest[root] = _Latest(began, settings, summary)
         if summary.pending_vectors:
             self.filler.want(root)
         return summary
@@ -135,7 +150,8 @@ class Repositories:
 
     def is_current(self, root: Path, since: float) -> bool:
         """Whether an update that came to its end began after `since` (`time.monotonic()`)."""
-        return self._current.get(root, 0.0) > since
+        latest = self._latest.get(root)
+        return latest is not None and latest.began > since
 
     async def search(
         self, root: Path, query: str, top_k: int, only: Only = EVERYTHING, tell: Callable[[str], None] | None = None

@@ -76,7 +76,7 @@ def test_broken_headers_are_refused(data: bytes) -> None:
 
 
 def test_the_largest_message_is_read() -> None:
-    body = b'"' + b"x" * (framing.MAX_MESSAGE - 2) + b'"'
+    body = b'"' + b"x" * (framing.MAX_REQUEST - 2) + b'"'
     assert read_all(b"Content-Length: %d\r\n\r\n" % len(body) + body) == [body]
 
 
