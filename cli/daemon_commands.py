@@ -101,7 +101,7 @@ def logs(
 
 
 def gc(as_json: Json = False) -> None:
-    """Bring the KV store under its cap, remove indexes of folders that are gone, and give the space back."""
+    """Remove indexes of deleted folders, and KV above the cap."""
     from kvd.rpc.client import Client
 
     from .text import counted, file_size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 0.05
+_LONG_S = 0.5
 _COMPACT_AFTER = 4_000
 """Deleted chunks after which vectors and words, which don't shrink by themselves, are packed."""
 
@@ -65,10 +67,12 @@ class NewFile:
 
 
 @contextmanager
-def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
+def only_writer(
+    path: Path, cancelled: Callable[[], bool], waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Hold the lock of the index at `path`; waits for another indexer, in this process or another.
 
-    Raises `CancelledError` when cancelled while waiting.
+    `waiting` is called once when that takes a while. Raises `CancelledError` when cancelled while waiting.
     """
     try:
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -76,6 +80,7 @@ def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
         raise StoreError(
             f"can't lock the index {path}: {error.strerror}", hint="check the disk's space and rights"
         ) from error
+    told = time.monotonic() + _LONG_S
     try:
         while True:
             try:
@@ -84,6 +89,9 @@ def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
             except BlockingIOError:
                 if cancelled():
                     raise CancelledError("indexing was cancelled") from None
+                if time.monotonic() > told:
+                    told = math.inf
+                    waiting()
                 time.sleep(_WAIT_S)
         yield
     finally:

@@ -73,7 +73,11 @@ def update_index(
     Raises `RepositoryError`, `StoreError`, `CancelledError`, and `BusyError` where another program locks the index.
     """
     run = _Run(checked_folder(root), settings, progress, cancelled, means or Means())
-    with only_writer(run.file, cancelled):
+
+    def waiting() -> None:
+        progress(Progress("wait", message="for another program that indexes this repository"))
+
+    with only_writer(run.file, cancelled, waiting):
         try:
             return run.run()
         except apsw.BusyError as error:
