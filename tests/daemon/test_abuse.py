@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -233,7 +234,10 @@ def exchange(path: str, data: bytes) -> bytes:
 def as_nobody(work: Callable[[], bytes]) -> bytes:
     """What `work` gives in a process of another user."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of threads; the child calls nothing that waits for one.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if not pid:
         os.setgroups([])
         os.setgid(65534)
