@@ -32,13 +32,12 @@ LONGEST_S = 120.0
 """For loading the model, and for the texts of one request; a child that takes longer is ended."""
 
 QUERY_S = 3.0
-"""So long a question waits for its vector; a child that spends that on one question is ended."""
+"""So long a question waits for its vector, or for what is done before it."""
 
-_BUSY = "the embedder is busy, or still loading its model"
+HANGS_S = 10.0
+"""A child that is at one question's vector for so long is ended."""
+
 _STOP_S = 5.0
-_ENDING_S = 2.0
-"""What it may take to end a child and tell of it."""
-
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
 """After a failure no other child is started for so long, twice as long after each further one."""
 
@@ -77,14 +76,14 @@ class EmbeddingChild:
         """Shape [dimension]. As `embed_documents`, but raises `UnavailableError` also where it takes too long."""
         began = self._began
         if began is not None and time.monotonic() - began > QUERY_S:
-            raise UnavailableError(_BUSY, hint="kvd status")
-        waiting = self._submit(lambda: self._ask([text], QUERY_S))
-        # A child that hangs on this very text is ended first, so that this tells of it.
+            # It is slow, loads its model or hangs: whoever comes next need not find that out.
+            raise _late(QUERY_S)
+        waiting = self._submit(lambda: self._ask([text], HANGS_S))
         try:
-            blob = waiting.result(QUERY_S + _ENDING_S)
+            blob = waiting.result(QUERY_S)
         except FutureTimeoutError:
             waiting.cancel()
-            raise UnavailableError(_BUSY, hint="kvd status") from None
+            raise _late(QUERY_S) from None
         vector: NDArray[np.float32] = self._vectors([text], blob)[0]
         return vector
 
@@ -180,8 +179,7 @@ class EmbeddingChild:
             watchdog.cancel()
         if answer is None:
             self._end()
-            why = f"did not answer within {patience:g} s" if late.is_set() else "stopped"
-            raise UnavailableError(f"the embedder {why}", hint="kvd logs")
+            raise _late(patience) if late.is_set() else UnavailableError("the embedder stopped", hint="kvd logs")
         message, blob = answer
         if "error" in message:
             raise error_from_json(message["error"])
@@ -201,6 +199,10 @@ class EmbeddingChild:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _late(seconds: float) -> UnavailableError:
+    return UnavailableError(f"the embedder did not answer within {seconds:g} s", hint="kvd logs")
 
 
 def _answer(requests: IO[bytes], answers: IO[bytes], message: dict[str, Any]) -> tuple[dict[str, Any], bytes] | None:
