@@ -101,7 +101,7 @@ def logs(
 
 
 def gc(as_json: Json = False) -> None:
-    """Bring the KV store under its cap, and give the space back."""
+    """Remove indexes of deleted folders, and KV above the cap."""
     from kvd.rpc.client import Client
 
     from .text import counted, file_size
@@ -119,6 +119,12 @@ def gc(as_json: Json = False) -> None:
         "full_disk": "because the disk is full",
     }
     gone = "".join(f", {counted(removed[name], 'block')} {words}" for name, words in reasons.items() if removed[name])
+    if forgotten := result["indexes"]["removed"]:
+        size = file_size(result["indexes"]["freed_bytes"])
+        which = (
+            "an index of a folder that is gone" if forgotten == 1 else f"{forgotten:,} indexes of folders that are gone"
+        )
+        typer.echo(f"removed {which} ({size})")
     typer.echo(
         f"freed {file_size(result['freed_bytes'])}{gone}; the store has {file_size(store.get('file_bytes', 0))}"
         f" of at most {file_size(store['cap_bytes'])}"

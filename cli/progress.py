@@ -55,7 +55,7 @@ class Stages:
             self._say(f"no index of {clean_line(str(value.get('message')))} yet: making one")
         elif value.get("stage") == "rebuild":
             self._say(f"the index is made anew: {clean_line(str(value.get('message')))}")
-        elif value.get("stage") == "fallback":
+        elif value.get("stage") in ("fallback", "notice"):
             self.close()
             self._say(clean_line(str(value.get("message"))))
         elif self._terminal:

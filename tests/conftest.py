@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +154,19 @@ def use_model(name: str, file: Path) -> None:
 
 
 class FakeDaemon:
-    """A real daemon with the scripted engine of tests/fakes; `kvd` and `Client` reach it."""
+    """A real daemon with the scripted engine of tests/fakes; `kvd` and `Client` reach it.
 
-    def __init__(self, version: str = "") -> None:
+    `prefix`: a command that executes the rest of its arguments.
+    """
+
+    def __init__(self, version: str = "", prefix: Sequence[str] = ()) -> None:
         from kvd import paths
 
         program = Path(__file__).parent / "fakes" / "daemon.py"
         # As `kvd.rpc.launch` makes it.
         with open(paths.log_file(), "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(program), *([version] if version else [])],
+                [*prefix, sys.executable, str(program), *([version] if version else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

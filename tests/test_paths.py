@@ -22,6 +22,13 @@ def test_a_runtime_folder_open_to_others_is_refused(isolated_home: Path, mode: i
     assert "chmod 700" in caught.value.hint
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_runtime_folder_of_another_user_is_refused(isolated_home: Path) -> None:
+    os.chown(paths.runtime_dir(), 65534, 65534)
+    with pytest.raises(UnavailableError, match="not yours alone"):
+        paths.runtime_dir()
+
+
 def test_a_linked_runtime_folder_is_refused(isolated_home: Path, tmp_path: Path) -> None:
     (isolated_home / "run" / "kvd").symlink_to(tmp_path)
     with pytest.raises(UnavailableError, match="not yours alone"):

@@ -19,7 +19,7 @@ from kvd.config import Settings
 from kvd.errors import ModelError, RepositoryError, UsageError
 from kvd.kv.bodies import Vector
 from kvd.models.active import ActiveModel
-from kvd.recall import database
+from kvd.recall import database, faults
 from kvd.recall.embed import default_embedder, embedded_text
 from kvd.recall.rank import search
 from kvd.service.indexer import update_index
@@ -97,9 +97,10 @@ def commit_subjects(root: Path, most: int) -> list[str]:
 
 def definitions(root: Path) -> list[str]:
     """A question about each name that is defined in an indexed repository, in the order of names."""
-    db = database.open_for_reading(paths.index_file(root), root)
+    file = paths.index_file(root)
+    db = database.open_for_reading(file, root)
     try:
-        with database.damage_noticed(root):
+        with faults.damage_noticed(file, root):
             found = database.rows(db, "SELECT DISTINCT symbols FROM chunks")
     finally:
         db.close()

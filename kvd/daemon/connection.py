@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from kvd.daemon.logs import describe_fault
+from kvd.daemon.pace import Pace
 from kvd.errors import BusyError, CancelledError, KvdError
 from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RequestId, RpcError
@@ -29,12 +30,21 @@ Refused = Callable[[Request, KvdError], None]
 MAX_IN_FLIGHT = 32
 _MESSAGE_SECONDS = 30.0
 _UNREAD_SECONDS = 30.0
-_MAX_UNREAD = 32 << 20
+_MAX_UNREAD = 4 << 20
 _CROWDED = 256 << 10
+_LINGER_SECONDS = 5.0
+"""So long a client has for reading what was sent before it was closed."""
+
+_AT_ONCE = 4
+"""Requests of one client that are worked on at the same time, so that no client has all threads."""
 
 
 class Connection:
-    """Serves one client until it leaves or is closed. `quiet` methods do not count as work."""
+    """Serves one client until it leaves or is closed.
+
+    `quiet` methods do not count as work, `patient` ones have lines of their own; of the others a few are worked on at
+    the same time. `clients` says how many there are.
+    """
 
     def __init__(
         self,
@@ -42,15 +52,22 @@ class Connection:
         writer: asyncio.StreamWriter,
         handle: Handler,
         refused: Refused,
+        clients: Callable[[], int] = lambda: 1,
         quiet: frozenset[str] = frozenset(),
+        patient: frozenset[str] = frozenset(),
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._handle, self._refused = handle, refused
-        self._quiet = quiet
+        self._clients = clients
+        self._quiet, self._patient = quiet, patient
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._pace = Pace()
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         self._working: set[RequestId] = set()
         self.used_at = time.monotonic()
+        self.pid = 0
+        """Of the client's process, where it is known."""
 
     @property
     def active(self) -> int:
@@ -65,8 +82,9 @@ class Connection:
         """Read and serve requests until the client leaves; then cancel those in flight."""
         try:
             while (body := await read_body(self._reader, _MESSAGE_SECONDS)) is not None:
-                self.used_at = time.monotonic()
+                began = self.used_at = time.monotonic()
                 self._receive(body)
+                await self._pace.keep(time.monotonic() - began, self._clients())
                 await asyncio.wait_for(self._writer.drain(), _UNREAD_SECONDS)
         except framing.FramingError as error:
             self._send(messages.error_answer(None, RpcError(messages.PARSE_ERROR, str(error))))
@@ -120,7 +138,8 @@ class Connection:
 
     async def _serve(self, request: Request, number: RequestId) -> None:
         try:
-            message = messages.answer(number, await self._handle(request, self._emitter(request.params)))
+            async with nullcontext() if request.method in self._patient else self._turns:
+                message = messages.answer(number, await self._handle(request, self._emitter(request.params)))
         except KvdError as error:
             message = messages.error_answer(number, error)
         except asyncio.CancelledError:
@@ -179,3 +198,4 @@ class Connection:
                 self._writer.transport.abort()
             else:
                 self._writer.close()
+                asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._writer.transport.abort)

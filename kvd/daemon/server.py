@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import kvd
+from kvd.daemon.admission import is_own, most_clients, pid_of, whom_to_close
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
@@ -35,7 +35,6 @@ from kvd.rpc.params import (
     StatusParams,
     parse_params,
 )
-from kvd.rpc.peer import peer_uid
 from kvd.service.asker import Question
 from kvd.service.confine import confined
 from kvd.service.service import Service
@@ -43,11 +42,12 @@ from kvd.service.turns import CLIENT
 
 _log = logging.getLogger(__name__)
 
-MAX_CLIENTS = 128
 _THREADS = 32
 _CHORES_SECONDS = 15.0
 _GOODBYE_SECONDS = 2.0
 _QUIET = frozenset({"initialize", "status", "metrics", "shutdown"})
+_PATIENT = frozenset({"initialize", "shutdown", "ask", "prefetch"})
+"""They cost next to nothing, or wait for the engine in a line of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,10 @@ class Daemon:
         self._place = place
         self._service = service
         self._clients: set[Connection] = set()
+        self._most = most_clients()
         self._numbers = itertools.count(1)
         self._serving: set[asyncio.Task[None]] = set()
-        self._started = time.time()
+        self._started = time.monotonic()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Caller], Awaitable[Message]]]] = {
@@ -133,17 +134,19 @@ class Daemon:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
-        if not _is_own(sock):
+        if not is_own(sock):
             _log.warning("refused a client of another user")
             writer.close()
             return
-        if len(self._clients) >= MAX_CLIENTS and not self._make_room():
-            fault = messages.error_answer(None, BusyError(f"{MAX_CLIENTS} clients are being served"))
+        if len(self._clients) >= self._most and not self._make_room():
+            fault = messages.error_answer(None, BusyError(f"{self._most} clients are being served"))
             writer.write(framing.encode(fault))
             writer.close()
             return
         number = next(self._numbers)
-        client = Connection(reader, writer, partial(self._dispatch, number), self._refused, _QUIET)
+        handle = partial(self._dispatch, number)
+        client = Connection(reader, writer, handle, self._refused, lambda: len(self._clients), _QUIET, _PATIENT)
+        client.pid = pid_of(sock)
         self._clients.add(client)
         task = asyncio.create_task(client.run())
         self._serving.add(task)
@@ -155,13 +158,12 @@ class Daemon:
             self._service.left(number)
 
     def _make_room(self) -> bool:
-        """Close the client that has been silent for longest, if one has nothing in flight."""
-        idle = [client for client in self._clients if client.idle]
-        if not idle:
+        """Close a client that has nothing in flight, if there is one."""
+        leaving = whom_to_close(self._clients)
+        if leaving is None:
             return False
-        oldest = min(idle, key=lambda client: client.used_at)
-        self._clients.discard(oldest)
-        oldest.close()
+        self._clients.discard(leaving)
+        leaving.close()
         return True
 
     async def _dispatch(self, client: int, request: Request, emit: Emit) -> Message:
@@ -213,7 +215,7 @@ class Daemon:
         daemon = {
             "version": kvd.__version__,
             "pid": os.getpid(),
-            "uptime_seconds": round(time.time() - self._started, 1),
+            "uptime_seconds": round(time.monotonic() - self._started, 1),
             "clients": len(self._clients),
             "active": self._active(),
             "stopping": self._stop.is_set(),
@@ -267,10 +269,3 @@ class Daemon:
 
 def _outcome_words(outcome: str) -> str:
     return outcome if outcome in ("ok", CancelledError.code, KvdError.code) else f"failed ({outcome})"
-
-
-def _is_own(sock: socket.socket) -> bool:
-    try:
-        return peer_uid(sock) == os.getuid()
-    except OSError:
-        return False

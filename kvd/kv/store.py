@@ -85,6 +85,10 @@ class BlockStore:
             db.set_busy_timeout(2_000)
             self._db = db
 
+    def _now(self) -> float:
+        """Not before the start, also where the clock was set back: what is used now is in use."""
+        return max(self._clock(), self._since)
+
     def _follow_file(self) -> None:
         """Open the file that is there now: the writer may have made it since, or replaced a damaged one."""
         inode = self._file_inode()
@@ -139,6 +143,8 @@ class BlockStore:
 
     def _connect(self) -> None:
         check_database(self.path)
+        # Somebody may have removed the whole folder.
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -201,7 +207,7 @@ class BlockStore:
         With a cap, room is made first: what is on disk stays below it. Raises `StoreError` when they can't fit.
         """
         db, space = self._writer()
-        now = self._clock()
+        now = self._now()
         space.trim_log()
         if cap_bytes is not None:
             with db:
@@ -225,7 +231,7 @@ class BlockStore:
         """Count a use of the blocks at `keys`, now. Raises `StoreError` while a reader holds a log that is too long."""
         db = self._with_short_log()
         with db:
-            use(db, keys, self._clock())
+            use(db, keys, self._now())
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Delete blocks, and with them those that continue them. Raises as `touch` does."""

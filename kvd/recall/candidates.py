@@ -62,6 +62,8 @@ class Gathered:
     importance: dict[str, float] = field(default_factory=dict)
     all_embedded: bool = True
     """Whether each chunk of the index has a vector; else what has none is as near as can be, for all that is known."""
+    fault: str = ""
+    """Why the question got no vector, so that words alone were looked up, or ""."""
 
 
 def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = EVERYTHING) -> Gathered:
@@ -78,12 +80,11 @@ def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = E
     whole = sum(weights.values()) or 1.0
     importance = {term: weight / whole for term, weight in weights.items()}
     candidates = _Lexical(db, rows, importance, chunks, allowed).found(asked)
-    if query.terms:
-        _add_similar(db, query, embedder, candidates, allowed)
+    fault = _add_similar(db, query, embedder, candidates, allowed) if query.terms else ""
     _add_pinned(db, query, candidates, allowed)
     _describe(db, candidates)
     waiting = database.rows(db, "SELECT EXISTS (SELECT 1 FROM pending)")[0][0]
-    return Gathered(candidates, importance, not waiting)
+    return Gathered(candidates, importance, not waiting, fault)
 
 
 def _count(db: apsw.Connection) -> int:
@@ -148,15 +149,16 @@ def _add_similar(
     embedder: Embedder,
     candidates: dict[int, Candidate],
     allowed: frozenset[int] | None,
-) -> None:
+) -> str:
+    """Why there is no vector to compare with, or ""."""
     if database.read_meta(db).get("embedder") != label(embedder):
         # Vectors of another embedder can't be compared; the next run of the indexer redoes them.
-        return
+        return ""
     try:
         vector = as_int8(embedder.embed_query(query.text)).tobytes()
     except KvdError as error:
         _log.warning("a question without vectors: %s", error.code)
-        return
+        return error.message
     bindings: tuple[bytes | int | str, ...] = (vector, _MAX_VECTORS)
     confined = ""
     if allowed is not None:
@@ -166,6 +168,7 @@ def _add_similar(
     sql = f"SELECT rowid, distance FROM vectors WHERE embedding MATCH vec_int8(?) AND k = ?{confined}"
     for number, distance in database.rows(db, sql, bindings):
         candidates.setdefault(number, Candidate()).similarity = 1.0 - distance**2 / twice
+    return ""
 
 
 def _add_pinned(

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 
 from kvd.errors import StoreError
+from kvd.recall.faults import DAMAGE, locked_error, why
 from kvd.recall.words import WORDS_VERSION
 from kvd.regular import check_database
 
 SCHEMA_VERSION = 2
 
-_BUSY_MS = 10_000
-_REINSTALL = "pip install --force-reinstall apsw sqlite-vec"
+BUSY_MS = 5_000
+"""So long a lock of another program is waited for."""
 
-_SCHEMA = """
+REINSTALL = "pip install --force-reinstall apsw sqlite-vec"
+
+SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE files (
     id       INTEGER PRIMARY KEY,
@@ -65,8 +68,6 @@ _COLUMNS = {
     "pending": "chunk_id",
 }
 
-_DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
-
 
 class DamagedIndexError(Exception):
     """The file is no usable index; the message says how."""
@@ -82,7 +83,8 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
     """A connection to the index of `root`, made when missing, and why a former one was thrown away ("" if not).
 
     `fingerprint` names how texts are cut and read; an index with another one is made anew. The caller holds
-    `only_writer`. Raises `StoreError` for a newer schema and when the file can't be made or written.
+    `only_writer`. Raises `StoreError` for a newer schema and when the file can't be made or written, `BusyError` where
+    another program has it locked.
     """
     wanted = f"{fingerprint}/{WORDS_VERSION}"
     reason = ""
@@ -93,55 +95,52 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
                 db = _open(path)
                 reason = _foreign(db, root, wanted)
                 if not reason:
-                    return db, ""
+                    return _writing(db), ""
                 db.close()
             except DamagedIndexError as error:
                 reason = str(error)
             remove(path)
-        return _create(path, root, wanted), reason
+        return _writing(_create(path, root, wanted)), reason
+    except apsw.BusyError as error:
+        raise locked_error(path, root) from error
     except (apsw.Error, OSError) as error:
-        file, fault = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
-        raise StoreError(f"can't write the index {file}: {fault}", hint="check the disk's space and rights") from error
+        file = getattr(error, "filename", None) or path
+        raise StoreError(
+            f"can't write the index {file}: {why(error, path)}", hint="check the disk's space and rights"
+        ) from error
 
 
 def open_for_reading(path: Path, root: Path) -> apsw.Connection:
     """A connection that can't write. Raises `StoreError` where there is no usable index."""
-    db = open_as_it_is(path, root)
+    db = _open_existing(path, root, _open_to_read)
     db.execute("PRAGMA query_only = 1")
     return db
 
 
 def open_as_it_is(path: Path, root: Path) -> apsw.Connection:
-    """A connection to the index that is there. Raises `StoreError` where there is no usable one."""
+    """A connection to the index that is there. Raises as `open_for_writing` does, and where there is no usable one."""
+    return _writing(_open_existing(path, root, lambda path: _open(path, thorough=False)))
+
+
+def _open_existing(path: Path, root: Path, connect: Callable[[Path], apsw.Connection]) -> apsw.Connection:
     hint = f"kvd index {root}"
     if not path.exists():
         raise StoreError(f"there is no index of {root}", hint=hint)
     try:
         check_database(path)
-        db = _open(path, thorough=False)
+        return connect(path)
     except DamagedIndexError as error:
         raise StoreError(f"the index of {root} can't be used: {error}", hint=hint) from error
+    except apsw.BusyError as error:
+        raise locked_error(path, root) from error
     except (apsw.Error, OSError) as error:
-        fault = getattr(error, "strerror", None) or error
-        raise StoreError(f"can't read the index of {root}: {fault}", hint=hint) from error
+        raise StoreError(f"can't read the index of {root}: {why(error, path)}", hint=hint) from error
+
+
+def _writing(db: apsw.Connection) -> apsw.Connection:
+    """SQLite waits for another's lock only where a transaction begins as one that writes."""
+    db.transaction_mode = "IMMEDIATE"
     return db
-
-
-@contextmanager
-def damage_noticed(root: Path) -> Iterator[None]:
-    """Turn what SQLite says of a damaged file into a `StoreError` that names the way out."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise StoreError(f"the index of {root} is damaged: {error}", hint=f"kvd index {root}") from error
-    except (apsw.SQLError, apsw.IOError, apsw.BusyError, apsw.FullError, apsw.CantOpenError) as error:
-        raise StoreError(f"the index of {root} failed: {error}", hint=f"kvd index {root}") from error
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether the error means that the file's content is broken."""
-    # A missing table, and vec0 finding its own tables inconsistent, come as a plain SQL error.
-    return isinstance(error, (*_DAMAGE, apsw.SQLError))
 
 
 def remove(path: Path) -> None:
@@ -163,40 +162,20 @@ def write_meta(db: apsw.Connection, **values: str) -> None:
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
 
 
-def versions() -> dict[str, str]:
-    """`{"sqlite", "vec"}` of the libraries in use, tried on an index in memory. Raises `StoreError` if they fail."""
-    try:
-        db = _connect(":memory:", apsw.SQLITE_OPEN_READWRITE)
-        db.execute(_SCHEMA)
-        create_vectors(db, 1)
-        db.execute("INSERT INTO words (rowid, body, path, symbols) VALUES (1, 'word', '', '')")
-        db.execute("INSERT INTO vectors (rowid, embedding) VALUES (1, vec_int8(?))", (b"\1",))
-        found = rows(
-            db,
-            "SELECT vectors.rowid FROM vectors JOIN words ON words.rowid = vectors.rowid WHERE words MATCH ?"
-            " AND embedding MATCH vec_int8(?) AND k = 1",
-            ("word", b"\1"),
-        )
-        if found != [(1,)]:
-            raise StoreError(f"a search finds {found} and not what was stored", hint=_REINSTALL)
-        return {"sqlite": apsw.sqlite_lib_version(), "vec": str(rows(db, "SELECT vec_version()")[0][0])}
-    except apsw.Error as error:
-        raise StoreError(f"SQLite with sqlite-vec does not work: {error}", hint=_REINSTALL) from error
-
-
 @cache
 def _vector_extension() -> str:
     """Where sqlite-vec's library is; importing the package would import numpy, which takes longer than a search."""
     spec = importlib.util.find_spec("sqlite_vec")
     if spec is None or spec.origin is None:
-        raise StoreError("the package sqlite-vec is missing", hint=_REINSTALL)
+        raise StoreError("the package sqlite-vec is missing", hint=REINSTALL)
     return str(Path(spec.origin).with_name("vec0"))
 
 
-def _connect(path: Path | str, flags: int) -> apsw.Connection:
+def connect(path: Path | str, flags: int) -> apsw.Connection:
+    """An open file, or one that is made, with vectors and what holds for every index."""
     db = apsw.Connection(str(path), flags=flags)
     try:
-        db.set_busy_timeout(_BUSY_MS)
+        db.set_busy_timeout(BUSY_MS)
         db.enable_load_extension(True)
         db.load_extension(_vector_extension())
         db.enable_load_extension(False)
@@ -210,17 +189,35 @@ def _connect(path: Path | str, flags: int) -> apsw.Connection:
     return db
 
 
-def _open(path: Path, thorough: bool = True) -> apsw.Connection:
-    """Open what should be an index; `DamagedIndexError` if it isn't one, `StoreError` if it is a newer one."""
+def _open_to_read(path: Path) -> apsw.Connection:
+    """As it can be where nothing can be written: a reader too makes files beside the index."""
     try:
-        db = _connect(path, apsw.SQLITE_OPEN_READWRITE)
-    except _DAMAGE as error:
+        return _open(path, thorough=False)
+    except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.IOError, apsw.FullError):
+        # Without a log all is in the file itself, and who can't make one can't change it either.
+        if _wal_holds_data(path):
+            raise
+        return _open(path, thorough=False, alone=True)
+
+
+def _open(path: Path, thorough: bool = True, alone: bool = False) -> apsw.Connection:
+    """Open what should be an index; `DamagedIndexError` if it isn't one, `StoreError` if it is a newer one.
+
+    `alone`: read the file and nothing beside it.
+    """
+    try:
+        if alone:
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+            db = connect(f"file:{quote(os.fspath(path))}?immutable=1", flags)
+        else:
+            db = connect(path, apsw.SQLITE_OPEN_READWRITE)
+    except DAMAGE as error:
         raise DamagedIndexError(f"damaged file: {error}") from error
     try:
         _check_version(db, path)
         if thorough:
             _check_content(db, path)
-    except (*_DAMAGE, apsw.SQLError) as error:
+    except (*DAMAGE, apsw.SQLError) as error:
         db.close()
         raise DamagedIndexError(f"damaged file: {error}") from error
     except BaseException:
@@ -275,12 +272,12 @@ def _foreign(db: apsw.Connection, root: Path, wanted: str) -> str:
 def _create(path: Path, root: Path, fingerprint: str) -> apsw.Connection:
     # Made before SQLite opens it, so that it (and its WAL, which takes over the mode) is never readable by others.
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    db = _connect(path, apsw.SQLITE_OPEN_READWRITE)
+    db = connect(path, apsw.SQLITE_OPEN_READWRITE)
     try:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute("PRAGMA journal_mode = WAL")
         with db:
-            db.execute(_SCHEMA)
+            db.execute(SCHEMA)
             create_vectors(db, 1)
             write_meta(db, root=str(root), fingerprint=fingerprint, embedder="", complete="")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -6,6 +6,8 @@ Vectors follow later: see `kvd.recall.vectors`.
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_log = logging.getLogger(__name__)
+
 _WAIT_S = 0.05
+_LONG_S = 0.5
 _COMPACT_AFTER = 4_000
 """Deleted chunks after which vectors and words, which don't shrink by themselves, are packed."""
 
@@ -62,15 +67,20 @@ class NewFile:
 
 
 @contextmanager
-def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
+def only_writer(
+    path: Path, cancelled: Callable[[], bool], waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Hold the lock of the index at `path`; waits for another indexer, in this process or another.
 
-    Raises `CancelledError` when cancelled while waiting.
+    `waiting` is called once when that takes a while. Raises `CancelledError` when cancelled while waiting.
     """
     try:
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"can't lock the index {path}: {error.strerror}", hint="check the folder's rights") from error
+        raise StoreError(
+            f"can't lock the index {path}: {error.strerror}", hint="check the disk's space and rights"
+        ) from error
+    told = time.monotonic() + _LONG_S
     try:
         while True:
             try:
@@ -79,6 +89,9 @@ def only_writer(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
             except BlockingIOError:
                 if cancelled():
                     raise CancelledError("indexing was cancelled") from None
+                if time.monotonic() > told:
+                    told = math.inf
+                    waiting()
                 time.sleep(_WAIT_S)
         yield
     finally:
@@ -161,9 +174,18 @@ class IndexWriter:
             self._db.execute("INSERT INTO pending VALUES (?)", (chunk_id,))
 
     def touch(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Note (size, mtime_ns, seen_ns, file id) of files whose content is as it was."""
-        with self._db:
-            self._db.executemany("UPDATE files SET size = ?, mtime_ns = ?, seen_ns = ? WHERE id = ?", rows)
+        """Note (size, mtime_ns, seen_ns, file id) of files whose content is as it was.
+
+        Where that can't be written at once, they are only read again the next time.
+        """
+        self._db.set_busy_timeout(0)
+        try:
+            with self._db:
+                self._db.executemany("UPDATE files SET size = ?, mtime_ns = ?, seen_ns = ? WHERE id = ?", rows)
+        except (apsw.BusyError, apsw.FullError, apsw.IOError, apsw.ReadOnlyError) as error:
+            _log.info("times of files are not noted: %s", error)
+        finally:
+            self._db.set_busy_timeout(database.BUSY_MS)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Forget these files in every table."""

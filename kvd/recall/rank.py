@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
 
 from kvd import paths
 from kvd.errors import UsageError
-from kvd.recall import database
+from kvd.recall import database, faults
 from kvd.recall.candidates import Candidate, Gathered, gather
 from kvd.recall.embed import Embedder, default_embedder
 from kvd.recall.only import EVERYTHING, Only
@@ -29,11 +30,13 @@ def search(
     weights: Weights = DEFAULT_WEIGHTS,
     only: Only = EVERYTHING,
     embedder: Embedder | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Hit]:
     """The best chunks, best first; an empty list when nothing is relevant. `embedder`: None for the default one.
 
-    Any text is a query; it has no syntax. Raises `UsageError` for a blank one or one of more than `MAX_QUERY`
-    characters, `StoreError` where there is no usable index.
+    `tell` hears why words alone were searched, where the embedder failed. Any text is a query; it
+    has no syntax. Raises `UsageError` for a blank one or one of more than `MAX_QUERY` characters, `StoreError` where
+    there is no usable index.
     """
     if not query.strip():
         raise UsageError("the question is empty", hint='kvd search "where is the session closed"')
@@ -42,20 +45,31 @@ def search(
     if top_k < 1:
         raise UsageError(f"top-k must be at least 1, not {top_k}", hint="give --top-k 1 or more")
     root = Path(root).resolve()
-    db = database.open_for_reading(paths.index_file(root), root)
+    file = paths.index_file(root)
+    db = database.open_for_reading(file, root)
     hits: list[Hit] = []
     try:
         # One transaction: what was found is still there when it is read.
-        with database.damage_noticed(root), db:
-            hits = _ranked(db, query, top_k, weights, only, embedder or default_embedder())
+        with faults.damage_noticed(file, root), db:
+            hits = _ranked(db, query, top_k, weights, only, embedder or default_embedder(), tell)
     finally:
         db.close()
     return hits
 
 
-def _ranked(db: apsw.Connection, text: str, top_k: int, weights: Weights, only: Only, embedder: Embedder) -> list[Hit]:
+def _ranked(
+    db: apsw.Connection,
+    text: str,
+    top_k: int,
+    weights: Weights,
+    only: Only,
+    embedder: Embedder,
+    tell: Callable[[str], None] | None,
+) -> list[Hit]:
     query = read_query(text)
     gathered = gather(db, query, embedder, only)
+    if gathered.fault and tell is not None:
+        tell(f"words alone were searched: {gathered.fault}")
     if not relevant(gathered, weights):
         return []
     scored = _worth_showing(Scorer(query, gathered, weights).scores(), gathered, weights)

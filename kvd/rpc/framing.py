@@ -12,6 +12,8 @@ import socket
 from typing import Any, NoReturn
 
 MAX_HEADER = 4 << 10
+MAX_REQUEST = 1 << 20
+"""Of a message to the daemon: what any of them needs is a few hundred kB."""
 MAX_MESSAGE = 16 << 20
 
 END = b"\r\n\r\n"
@@ -32,14 +34,14 @@ def encode(message: dict[str, Any]) -> bytes:
     return b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def content_length(header: bytes) -> int:
-    """The body's length from a header that ends in an empty line."""
+def content_length(header: bytes, most: int = MAX_MESSAGE) -> int:
+    """The body's length, at most `most`, from a header that ends in an empty line."""
     found = _LENGTH.findall(header)
     if len(found) != 1:
         raise FramingError("the header has no single Content-Length")
     length = int(found[0])
-    if length > MAX_MESSAGE:
-        raise FramingError(f"a message of {length} bytes is over the limit of {MAX_MESSAGE}")
+    if length > most:
+        raise FramingError(f"a message of {length} bytes is over the limit of {most}")
     return length
 
 

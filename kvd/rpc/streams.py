@@ -1,10 +1,10 @@
-"""`kvd.rpc.framing` for asyncio; apart from it because commands start faster without asyncio."""
+"""`kvd.rpc.framing` for messages to the daemon, with asyncio; commands start faster without that."""
 
 from __future__ import annotations
 
 import asyncio
 
-from kvd.rpc.framing import END, MAX_HEADER, FramingError, content_length
+from kvd.rpc.framing import END, MAX_HEADER, MAX_REQUEST, FramingError, content_length
 
 
 async def read_body(reader: asyncio.StreamReader, patience: float) -> bytes | None:
@@ -29,4 +29,4 @@ async def _rest(reader: asyncio.StreamReader, first: bytes) -> bytes:
         header = first + await reader.readuntil(END)
     except asyncio.LimitOverrunError:
         raise FramingError(f"a header of more than {MAX_HEADER} bytes") from None
-    return await reader.readexactly(content_length(header))
+    return await reader.readexactly(content_length(header, MAX_REQUEST))

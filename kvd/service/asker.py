@@ -55,6 +55,24 @@ def stage_value(progress: Progress) -> dict[str, Any]:
     return {"kind": "stage", **progress.to_json()}
 
 
+class Notices:
+    """What a request tells beside its result: when it comes up, as a stage, and again in the result."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._texts: list[str] = []
+
+    def add(self, text: str) -> None:
+        """ "" is nothing to tell."""
+        if text:
+            self._texts.append(text)
+            self._emit(stage_value(Progress("notice", message=text)))
+
+    def in_result(self) -> dict[str, Any]:
+        """Members of the result."""
+        return {"notices": self._texts} if self._texts else {}
+
+
 def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
     """A chunk as answers show it; `cited` only where there is an answer that could cite."""
     chunk = hit.chunk
@@ -84,13 +102,14 @@ class Asker:
 
     async def _ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         settings = _applied(question, settings)
-        await self._repositories.update(root, settings, lambda p: emit(stage_value(p)))
+        notices = Notices(emit)
+        notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
-        hits = await self._repositories.search(root, question.text, wanted, question.only)
+        hits = await self._repositories.search(root, question.text, wanted, question.only, notices.add)
         clock = _Clock(question.received)
         if not hits:
             emit({"kind": "token", "text": NOTHING_RELEVANT})
-            return _nothing_relevant(clock)
+            return {**_nothing_relevant(clock), **notices.in_result()}
         model = await asyncio.to_thread(active_model)
 
         def on_event(event: str, data: dict[str, Any]) -> None:
@@ -108,7 +127,7 @@ class Asker:
         params = await asyncio.to_thread(ask_params, question.text, reuse, settings, hits)
         answer = await self._engine.ask(load_params(settings, model), params, on_event)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
-        return _result(answer.result, answer.model, hits, times)
+        return {**_result(answer.result, answer.model, hits, times), **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
         """What a search found, in the order that the model has a say in; loads the model where it is not loaded."""

@@ -61,6 +61,8 @@ class Embedders:
 
     def _close(self) -> None:
         if self._child is not None:
+            # It may be at a batch for minutes, or hang; what it has made before is kept.
+            self._child.interrupt()
             self._child.close()
 
 

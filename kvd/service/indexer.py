@@ -16,8 +16,8 @@ import apsw
 
 from kvd import paths
 from kvd.config import Settings
-from kvd.errors import CancelledError, StoreError
-from kvd.recall import database
+from kvd.errors import CancelledError, KvdError, StoreError
+from kvd.recall import database, faults
 from kvd.recall.embed import Embedder, default_embedder, label
 from kvd.recall.index import IndexWriter, counts, only_writer
 from kvd.recall.vector_cache import VectorCache
@@ -70,19 +70,26 @@ def update_index(
 
     An unchanged tree costs a listing and a comparison. What is done is kept file by file: after a kill or a
     `CancelledError` the next run goes on from there. Another indexer of the same repository is waited for.
-    Raises `RepositoryError`, `StoreError`, `CancelledError`.
+    Raises `RepositoryError`, `StoreError`, `CancelledError`, and `BusyError` where another program locks the index.
     """
     run = _Run(checked_folder(root), settings, progress, cancelled, means or Means())
-    with only_writer(run.file, cancelled):
+
+    def waiting() -> None:
+        progress(Progress("wait", message="for another program that indexes this repository"))
+
+    with only_writer(run.file, cancelled, waiting):
         try:
             return run.run()
+        except apsw.BusyError as error:
+            raise faults.locked_error(run.file, run.root) from error
         except apsw.Error as error:
-            if not database.is_damage(error):
-                raise StoreError(f"can't write the index {run.file}: {error}", hint="check the disk's space") from error
+            if not faults.is_damage(error):
+                fault = faults.why(error, run.file)
+                raise StoreError(f"can't write the index {run.file}: {fault}", hint="check the disk's space") from error
             # The damage was deeper than opening the file could show.
             database.remove(run.file)
             run.rebuilt = f"damaged file: {error}"
-    with only_writer(run.file, cancelled), database.damage_noticed(run.root):
+    with only_writer(run.file, cancelled), faults.damage_noticed(run.file, run.root):
         return run.run()
 
 
@@ -95,7 +102,7 @@ def fill_index(root: Path, embedder: Embedder, stop: Callable[[], bool]) -> int:
     file = paths.index_file(root)
     db = database.open_as_it_is(file, root)
     try:
-        with database.damage_noticed(root), VectorCache(paths.vectors_file()) as cache:
+        with faults.damage_noticed(file, root), VectorCache(paths.vectors_file()) as cache:
             # Of another embedder: the next index run begins anew with this one.
             if database.read_meta(db).get("embedder") != label(embedder):
                 return 0
@@ -204,10 +211,18 @@ def index_stats(root: Path) -> dict[str, Any]:
     return _stats(paths.index_file(root), root)
 
 
+def is_complete(root: Path) -> bool:
+    """Whether there is an index of `root` that can be searched and was completed once."""
+    try:
+        return bool(index_stats(root)["complete"])
+    except StoreError:
+        return False
+
+
 def _stats(file: Path, root: Path) -> dict[str, Any]:
     db = database.open_for_reading(file, root)
     try:
-        with database.damage_noticed(root):
+        with faults.damage_noticed(file, root):
             held = counts(db)
             meta = database.read_meta(db)
     finally:
@@ -229,6 +244,6 @@ def known_indexes() -> list[dict[str, Any]]:
     for file in sorted((paths.cache_dir() / "index").glob("*.db")):
         try:
             found.append(_stats(file, file))
-        except (StoreError, OSError):
+        except (KvdError, OSError):
             continue
     return sorted(found, key=lambda item: str(item["repo"]))

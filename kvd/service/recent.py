@@ -33,10 +33,19 @@ def recently_used(seconds: float, most: int) -> list[Path]:
             used = file.stat().st_mtime
             if time.time() - used > seconds:
                 continue
-            root = Path(os.fsdecode(read_small(file)))
         except OSError:
             continue
-        # Nothing else is a root than what would be kept in this place.
-        if paths.index_file(root) == file.with_suffix(".db") and file.with_suffix(".db").exists():
+        root = used_root(file.with_suffix(".db"))
+        if root is not None and file.with_suffix(".db").exists():
             found.append((used, root))
     return [root for _, root in sorted(found)[-most:]]
+
+
+def used_root(index: Path) -> Path | None:
+    """The root that was noted beside an index, None where there is no such note."""
+    try:
+        root = Path(os.fsdecode(read_small(index.with_suffix(_SUFFIX))))
+        # Nothing else is a root than what would be kept in this place.
+        return root if paths.index_file(root) == index else None
+    except (OSError, ValueError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,17 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvd.config import Settings
+from kvd.errors import StoreError
 from kvd.recall.embed import Embedder, default_embedder
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
 from kvd.service.embedders import Embedders
 from kvd.service.filler import Filler
-from kvd.service.indexer import Means, fill_index, update_index
+from kvd.service.indexer import Means, fill_index, is_complete, update_index
 from kvd.service.threads import run_cancellable
 from kvd.source.cutter import WarmCutters
 from kvd.source.tree import find_root
 from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.05
 _PARSERS_IDLE_S = 120.0
@@ -35,13 +39,21 @@ class _Work:
     listeners: list[ProgressCallback] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The last update that came to its end; `began` is `time.monotonic()`."""
+
+    began: float
+    settings: Settings
+    summary: IndexSummary
+
+
 class Repositories:
     """Belongs to one event loop; callbacks are called in it."""
 
     def __init__(self) -> None:
         self._work: dict[Path, _Work] = {}
-        self._current: dict[Path, float] = {}
-        """When the last update that came to its end began, as `time.monotonic()`."""
+        self._latest: dict[Path, _Latest] = {}
         # Apart, as a child has the priority of the thread that it was started in.
         self._cutters, self._background_cutters = WarmCutters(), WarmCutters()
         self._embedders = Embedders()
@@ -54,21 +66,39 @@ class Repositories:
         return await asyncio.to_thread(find_root, Path(path))
 
     async def update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
-        """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done."""
+        """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done.
+
+        Who waited while another update began and came to its end needs no other.
+        """
+        arrived = time.monotonic()
         with self._at_work(root) as work:
             work.listeners.append(on_progress)
             try:
                 with self.filler.making_way():
                     means = replace(await self._means(settings), cutters=self._cutters)
                     async with work.turn:
+                        latest = self._latest.get(root)
+                        if latest is not None and latest.began > arrived and latest.settings == settings:
+                            return latest.summary
                         report = _throttled(asyncio.get_running_loop(), work.listeners)
 
                         def run(cancelled: Callable[[], bool]) -> IndexSummary:
                             return update_index(root, settings, report, cancelled, means)
 
-                        return await self._noted(root, run_cancellable(run))
+                        return await self._noted(root, settings, run_cancellable(run))
             finally:
                 work.listeners.remove(on_progress)
+
+    async def update_if_possible(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> str:
+        """`update`, but where the index can be read and not written it stays as it is. Returns why, or ""."""
+        try:
+            await self.update(root, settings, on_progress)
+        except StoreError as error:
+            if not await asyncio.to_thread(is_complete, root):
+                raise
+            _log.warning("an index is used as it is: %s", error.message)
+            return f"the index is as it was, and files may have changed since: {error.message}"
+        return ""
 
     async def refresh(
         self, root: Path, settings: Settings, background: Background, since: float, files: bool
@@ -91,13 +121,13 @@ class Repositories:
 
                     return update_index(root, settings, report, stop, means)
 
-                return await self._noted(root, run_cancellable(run, background.executor))
+                return await self._noted(root, settings, run_cancellable(run, background.executor))
 
-    async def _noted(self, root: Path, update: Coroutine[None, None, IndexSummary]) -> IndexSummary:
+    async def _noted(self, root: Path, settings: Settings, update: Coroutine[None, None, IndexSummary]) -> IndexSummary:
         """Run `update`, and remember when it began if it comes to its end."""
         began = time.monotonic()
         summary = await update
-        self._current[root] = began
+        self._latest[root] = _Latest(began, settings, summary)
         if summary.pending_vectors:
             self.filler.want(root)
         return summary
@@ -120,14 +150,25 @@ class Repositories:
 
     def is_current(self, root: Path, since: float) -> bool:
         """Whether an update that came to its end began after `since` (`time.monotonic()`)."""
-        return self._current.get(root, 0.0) > since
+        latest = self._latest.get(root)
+        return latest is not None and latest.began > since
 
-    async def search(self, root: Path, query: str, top_k: int, only: Only = EVERYTHING) -> list[Hit]:
-        """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for."""
+    async def search(
+        self, root: Path, query: str, top_k: int, only: Only = EVERYTHING, tell: Callable[[str], None] | None = None
+    ) -> list[Hit]:
+        """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for.
+
+        `tell` hears why words alone were searched, where that is so.
+        """
+        told: list[str] = []
         with self.filler.making_way():
-            return await run_cancellable(
-                lambda cancelled: search(root, query, top_k, only=only, embedder=self._embedder)
+            hits = await run_cancellable(
+                lambda cancelled: search(root, query, top_k, only=only, embedder=self._embedder, tell=told.append)
             )
+        if tell is not None:
+            for text in told:
+                tell(text)
+        return hits
 
     async def unload_if_idle(self, seconds: float) -> None:
         """Unload an embedder's model that nothing was asked for so long, and end parsers that have nothing to do."""

@@ -17,8 +17,9 @@ from kvd.errors import KvdError, NoModelError
 from kvd.kv.store import BlockStore
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
-from kvd.service.asker import Asker, Emit, Question, source_json, stage_value
+from kvd.service.asker import Asker, Emit, Notices, Question, source_json, stage_value
 from kvd.service.engine import COMMAND, EngineClient
+from kvd.service.forgotten import remove_forgotten
 from kvd.service.indexer import known_indexes
 from kvd.service.metrics import Metrics
 from kvd.service.repositories import Repositories
@@ -84,11 +85,14 @@ class Service:
         received = time.monotonic()
         settings = load_settings()
         root = await self._repositories.find_root(repo)
+        notices = Notices(emit)
         with self._watching.making_way():
-            await self._update(root, settings, lambda p: emit(stage_value(p)))
+            notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
+            self._watching.used(root)
             started = time.monotonic()
             wanted = top_k or settings.top_k
-            hits = await self._repositories.search(root, query, max(wanted, CANDIDATES) if by_model else wanted, only)
+            most = max(wanted, CANDIDATES) if by_model else wanted
+            hits = await self._repositories.search(root, query, most, only, notices.add)
             recalled = time.monotonic()
             ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
         times = {"recall": (recalled - started) * 1000, "total": (time.monotonic() - received) * 1000}
@@ -100,6 +104,7 @@ class Service:
             "sources": [source_json(hit) for hit in ranked.hits[:wanted]],
             "timings_ms": {name: round(value, 1) for name, value in times.items()},
             **({"judged": ranked.judged} if by_model else {}),
+            **notices.in_result(),
         }
 
     async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:
@@ -123,10 +128,12 @@ class Service:
         self._engine.drafts.release(client)
 
     async def gc(self) -> dict[str, Any]:
-        """Bring the KV store under its cap."""
+        """Bring the KV store under its cap, and remove indexes of folders that are gone."""
+        indexes = await asyncio.to_thread(remove_forgotten)
         done = await asyncio.to_thread(self._writer.gc)
         removed = {"cap": done.cap, "foreign": done.foreign, "damaged": done.damaged, "full_disk": done.full_disk}
-        return {"freed_bytes": done.freed_bytes, "removed": removed, "store": await self._store_state()}
+        store = await self._store_state()
+        return {"freed_bytes": done.freed_bytes, "removed": removed, "indexes": indexes, "store": store}
 
     async def status(self) -> dict[str, Any]:
         """What is there and what goes on; answers within about a second whatever goes on."""

@@ -19,7 +19,8 @@ from kvd.source.tree import FileEntry, Listing, read_file
 from kvd.types import Progress, ProgressCallback
 
 _RACY_NS = 2_000_000_000
-"""A file that was changed so shortly before it was read may have changed again within the same timestamp."""
+"""A file that was changed so shortly before it was read may have changed again within the same timestamp, and a time
+that was still to come hides when it is changed next."""
 
 _BATCH_FILES = 32
 _BATCH_BYTES = 2_000_000
@@ -160,4 +161,4 @@ class Update:
 
 def _same(entry: FileEntry, before: KnownFile) -> bool:
     unchanged = entry.size == before.size and entry.mtime_ns == before.mtime_ns
-    return unchanged and abs(before.seen_ns - before.mtime_ns) > _RACY_NS
+    return unchanged and before.seen_ns - before.mtime_ns > _RACY_NS

@@ -127,6 +127,9 @@ def _stat_all(root: Path, names: Iterable[str]) -> Listing:
             continue
         if not _is_unicode(name):
             listing.skipped["unreadable name"] += 1
+        elif name.startswith("/") or ".." in name.split("/"):
+            # git refuses to add such a name, but lists it where somebody has written it into the repository's index.
+            listing.skipped["outside"] += 1
         elif not _plain_folder(base, name.rstrip("/").rpartition("/")[0], folders):
             listing.skipped["symlink"] += 1
         else:

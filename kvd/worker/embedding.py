@@ -6,9 +6,12 @@ vectors as a blob: float32, little-endian, one row after the other, each of leng
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,17 +23,30 @@ if TYPE_CHECKING:
     from kvd.engine.embedding import EmbeddingEngine
 
 
+_PR_SET_PDEATHSIG = 1
+"""Of `prctl(2)`."""
+
+
 def main() -> None:
     # Native code prints to standard output when it likes; frames get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()
+    _end_with_parent()
     wait_briefly()
     from kvd.engine.log import quiet_llama_log
 
     # It warns of contexts that are larger than what a text may have.
     quiet_llama_log(warnings=False)
     serve(sys.stdin.buffer, answers)
+
+
+def _end_with_parent() -> None:
+    """Have the system kill this process when the thread that started it ends: one that is stopped reads no end of
+    input, and one that computes reads it late."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -162,6 +162,24 @@ def test_an_answer_cannot_drive_the_terminal(kvd: Kvd, fake_daemon: FakeDaemon, 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.stdout)
 
 
+def test_a_repository_cannot_drive_the_terminal(kvd: Kvd, fake_daemon: FakeDaemon, isolated_home: Path) -> None:
+    root = isolated_home / "r\x1b]0;owned\x07\u202e"
+    root.mkdir()
+    name = "a\x1b[2J\nb\r\u2066[bold]\u061c.py"
+    (root / name).write_text("def is_expired(session):\n    return session.expires_at < now()\n")
+    ask = ("ask", f"say {EXPIRED} \x1b[31m", "--repo", str(root))
+    for arguments in (("index", str(root)), ("search", EXPIRED, "--repo", str(root)), ask, ("status",)):
+        shown = on_terminal(kvd.command(*arguments))
+        # What kvd itself colours and the terminal's own line ends.
+        left = re.sub(r"\x1b\[(?:\d+m|\?25[lh]|\d*[KAGJ])|\r", "", shown)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202e\u2066]", left), repr(left)
+        assert "owned" not in left
+    found = kvd.run("search", EXPIRED, "--repo", str(root), "--json")
+    assert found.stdout.isascii()
+    assert found.stdout.count("\n") == 1
+    assert json.loads(found.stdout)["sources"][0]["path"] == name
+
+
 def test_without_a_model(kvd: Kvd, repository: Path, isolated_home: Path) -> None:
     use_model("gone", isolated_home / "gone.gguf")
     done = kvd.run("ask", EXPIRED, "--repo", str(repository))

@@ -19,6 +19,7 @@ from kvd_cli.text import clean, clean_line, duration, file_size
         ("\x9b2Jx", "x"),
         ("a\rb\x00c\x7fd", "abcd"),
         ("\u202egnp.exe", "gnp.exe"),
+        ("\u061c\u200e\u200f\u202a\u2066a\u2069\u202c", "a"),
     ],
 )
 def test_what_is_left_for_a_terminal(text: str, cleaned: str) -> None:

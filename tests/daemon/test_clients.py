@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvd import paths
-from kvd.daemon import server
+from kvd.daemon import admission
 from kvd.daemon.connection import MAX_IN_FLIGHT
 from kvd.errors import BusyError, CancelledError, KvdError, UnavailableError, UsageError
 from kvd.rpc import framing, messages
@@ -194,11 +194,11 @@ def test_one_who_asks_and_never_reads_is_dropped(client: Client) -> None:
 
 def test_silent_clients_make_room_for_new_ones(client: Client) -> None:
     with ExitStack() as stack:
-        crowd = [Raw() for _ in range(server.MAX_CLIENTS + 5)]
+        crowd = [Raw() for _ in range(admission.MAX_CLIENTS + 5)]
         for one in crowd:
             stack.enter_context(one.socket)
         late = stack.enter_context(Client.connect())
-        assert late.call("status", {}, timeout=10.0)["daemon"]["clients"] <= server.MAX_CLIENTS
+        assert late.call("status", {}, timeout=10.0)["daemon"]["clients"] <= admission.MAX_CLIENTS
         assert crowd[0].closed()
 
 
@@ -283,10 +283,10 @@ def test_the_log_tells_no_secrets(client: Client, repository: Path) -> None:
 def test_another_users_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert server._is_own(theirs)
+        assert admission.is_own(theirs)
         with monkeypatch.context() as patch:
             patch.setattr(os, "getuid", lambda: 123456)
-            assert not server._is_own(theirs)
+            assert not admission.is_own(theirs)
 
 
 def test_a_large_question_is_a_usage_error(raw: Raw, repository: Path) -> None:

@@ -4,7 +4,7 @@
     garbage       write what is no frame                       deaf       like slow, but ignores cancel
     store         send blocks, touch and drop                  fail       answer with an error
     say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
-    broken        answer, then find the pool broken
+    broken        answer, then find the pool broken            pour N     N tokens of 1,000 characters, at once
     vectors       answer the lengths of the question's vector and of the chunks'
     anything else: "It is in [1]."
 
@@ -123,6 +123,15 @@ def find_broken() -> None:
     os._exit(1)
 
 
+def stream(number: int, verb: str, tokens: int) -> None:
+    for _ in range(tokens):
+        if verb == "count":
+            say(number, "word ")
+            time.sleep(0.02)
+        elif number not in cancelled:
+            say(number, "x" * 1000)
+
+
 def ask(number: int, params: Message) -> None:
     counters["hot_hit"] += 9
     counters["hot_miss"] += 1
@@ -137,10 +146,8 @@ def ask(number: int, params: Message) -> None:
     text = rest if verb == "say" else "It is in [1]."
     if verb == "vectors":
         text = " ".join(f"{norm(decode_vector(item['vector'])):.2f}" for item in (params, *params["chunks"]))
-    if verb == "count":
-        for _ in range(int(rest.split()[0])):
-            say(number, "word ")
-            time.sleep(0.02)
+    if verb in ("count", "pour"):
+        stream(number, verb, int(rest.split()[0]))
     say(number, text)
     if verb == "die":
         os.kill(os.getpid(), getattr(signal, rest.split()[0]))

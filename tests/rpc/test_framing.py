@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from kvd.rpc import framing
 from kvd.rpc.streams import read_body
@@ -76,7 +79,7 @@ def test_broken_headers_are_refused(data: bytes) -> None:
 
 
 def test_the_largest_message_is_read() -> None:
-    body = b'"' + b"x" * (framing.MAX_MESSAGE - 2) + b'"'
+    body = b'"' + b"x" * (framing.MAX_REQUEST - 2) + b'"'
     assert read_all(b"Content-Length: %d\r\n\r\n" % len(body) + body) == [body]
 
 
@@ -93,3 +96,39 @@ def test_half_a_message_is_not_waited_for(data: bytes) -> None:
 def test_what_is_not_json_is_malformed(body: bytes) -> None:
     with pytest.raises(framing.MalformedError):
         framing.decode(body)
+
+
+def send_all(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+
+
+def framed(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@given(st.lists(st.one_of(st.sampled_from(list(BROKEN.values())), st.binary(max_size=30).map(framed)), max_size=4))
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+def test_both_readers_read_the_same(parts: list[bytes]) -> None:
+    """What the client's reader makes of a stream, and the daemon's, but for what only one of them lets pass."""
+    data = b"".join(parts)
+    ours, theirs = socket.socketpair()
+    bodies: list[bytes] = []
+    with ours, theirs:
+        sender = threading.Thread(target=send_all, args=(ours, data))
+        sender.start()
+        reader = framing.SocketReader(theirs)
+        broken = False
+        try:
+            while (body := reader.read_body()) is not None:
+                bodies.append(body)
+        except framing.FramingError:
+            broken = True
+        while theirs.recv(65536):
+            pass
+        sender.join()
+    if broken:
+        with pytest.raises(framing.FramingError):
+            read_all(data)
+    else:
+        assert read_all(data) == bodies

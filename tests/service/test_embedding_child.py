@@ -22,10 +22,18 @@ from kvd.service.embedders import Embedders
 from kvd.service.embedding_child import EmbeddingChild
 from kvd.service.indexer import Means, fill_index, update_index
 from kvd.service.service import Service
+from tests.conftest import poll
 from tests.fakes.tiny_bert import LONGEST, WIDTH, write_tiny_bert
 
 from .test_filler import pending, until
 from .test_service import Values, run
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no fault here."""
+    monkeypatch.setattr(embedding_child, "QUERY_S", 100.0)
+    monkeypatch.setattr(embedding_child, "HANGS_S", 100.0)
 
 
 @pytest.fixture
@@ -87,11 +95,37 @@ def test_an_idle_child_is_unloaded(child: EmbeddingChild) -> None:
 
 def test_a_child_that_dies_or_hangs_at_work_is_told_of(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for program in ("raise SystemExit", "print('no frame', flush=True)", "import signal; signal.pause()"):
-        monkeypatch.setattr(embedding_child, "LONGEST_S", 0.5 if "pause" in program else 20.0)
+        hangs = "pause" in program
+        monkeypatch.setattr(embedding_child, "LONGEST_S", 0.5 if hangs else 20.0)
         broken = EmbeddingChild(model, "0" * 64, WIDTH, 1, (sys.executable, "-c", program))
-        with pytest.raises(UnavailableError, match="the embedder stopped"):
+        how = r"did not answer within 0\.5 s" if hangs else "stopped"
+        with pytest.raises(UnavailableError, match=f"the embedder {how}"):
             broken.embed_query("session")
         assert broken.pid is None
+
+
+def test_a_question_waits_neither_for_a_slow_child_nor_for_one_that_hangs(
+    child: EmbeddingChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = child.embed_query("session")
+    pid = child.pid
+    assert pid
+    monkeypatch.setattr(embedding_child, "QUERY_S", 0.2)
+    monkeypatch.setattr(embedding_child, "HANGS_S", 2.0)
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
+            child.embed_query("session")
+    poll(lambda: child.pid is None)
+    # No other one is started at once,
+    with pytest.raises(UnavailableError, match="did not answer within 2 s"):
+        child.embed_documents(["session"])
+    assert child.pid is None
+    # but when it has rested.
+    monkeypatch.setattr(embedding_child, "QUERY_S", 100.0)
+    monkeypatch.setattr(child, "_rests_until", 0.0)
+    np.testing.assert_array_equal(child.embed_query("session"), before)
+    assert child.pid not in (None, pid)
 
 
 def test_pooling_is_what_the_file_says(tmp_path: Path, child: EmbeddingChild) -> None:

@@ -475,18 +475,14 @@ def test_two_indexers_take_turns(root: Path) -> None:
     assert tables(root)["chunks"] == 3
 
 
-def test_waiting_for_another_indexer_can_be_cancelled(root: Path) -> None:
-    asked: list[bool] = []
-
-    def cancelled() -> bool:
-        asked.append(True)
-        return len(asked) > 2
-
+def test_waiting_for_another_indexer_is_said_and_can_be_cancelled(root: Path) -> None:
+    heard: list[Progress] = []
     with (
         only_writer(paths.index_file(root), never),
         pytest.raises(CancelledError),
     ):
-        update_index(root, Settings(), quiet, cancelled)
+        update_index(root, Settings(), heard.append, lambda: bool(heard))
+    assert heard == [Progress("wait", message="for another program that indexes this repository")]
     assert update(root).added == 3
 
 

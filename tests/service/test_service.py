@@ -229,7 +229,7 @@ def test_drafts_are_recalled_one_at_a_time_and_not_beside_a_question(
     running, drafts = 0, 0
     release = threading.Event()
 
-    def slow_search(root: Path, query: str, top_k: int, only: Only, embedder: None) -> list[Hit]:
+    def slow_search(root: Path, query: str, top_k: int, only: Only, embedder: None, tell: object) -> list[Hit]:
         nonlocal running, drafts
         if query.startswith("draft"):
             running, drafts = running + 1, drafts + 1

@@ -162,7 +162,8 @@ def test_a_damaged_store_is_made_anew(path: Path) -> None:
 
 
 def test_an_impossible_path_is_survived(tmp_path: Path) -> None:
-    writer = StoreWriter(tmp_path / "missing" / "kv.db", lambda: 1_000)
+    (tmp_path / "file").write_text("in the folder's place")
+    writer = StoreWriter(tmp_path / "file" / "kv.db", lambda: 1_000)
     writer.put([block("a")])
     assert writer.flush(5.0)
     assert writer.counts()["lost_blocks"] == 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +111,24 @@ def test_repository_can_not_make_git_run_programs(repository: Path, git: Git) ->
     git(repository, "config", "core.fsmonitor", str(hook))
     assert "a.py" in listed(repository)
     assert not (repository / ".git" / "ran").exists()
+
+
+def test_an_index_that_names_files_outside_is_not_followed(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, git: Git
+) -> None:
+    """git takes no such name, so it is written into git's file, with the checksum that belongs to it."""
+    root = tmp_path / "inner"
+    write(tmp_path, "secret.py")
+    write(root, "aa/secret.py", "b.py")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    file = root / ".git" / "index"
+    data = file.read_bytes()[:-20].replace(b"aa/secret.py", b"../secret.py")
+    file.write_bytes(data + hashlib.sha1(data).digest())
+    shutil.rmtree(root / "aa")
+    found = list_files(root)
+    assert [entry.path for entry in found.files] == ["b.py"]
+    assert found.skipped == {"outside": 1}
 
 
 @pytest.mark.parametrize("use_git", [True, False])
