@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -30,17 +30,29 @@ _STOP_S = 5.0
 
 
 class EmbeddingChild:
-    """An `Embedder`. `name` holds the file's hash, so that another file of the same shape has other vectors.
+    """An `Embedder`. `name` holds the hash of the model's files, so that others of the same shape have other vectors.
 
-    Any thread may use it; requests wait for one another.
+    `load`: what the process is told of the model, by default that it is a GGUF file; `prompts`: what is put before
+    a question, and before a document. Any thread may use it; requests wait for one another.
     """
 
     version = 1
 
-    def __init__(self, path: Path, sha256: str, dimension: int, threads: int, command: Sequence[str] = COMMAND) -> None:
-        self.name = f"gguf-{sha256[:16]}"
+    def __init__(
+        self,
+        path: Path,
+        sha256: str,
+        dimension: int,
+        threads: int,
+        command: Sequence[str] = COMMAND,
+        load: Mapping[str, Any] | None = None,
+        prompts: tuple[str, str] = ("", ""),
+    ) -> None:
+        self._load = {**(load or {"kind": "gguf", "path": str(path)}), "threads": threads}
+        self.name = f"{self._load['kind']}-{sha256[:16]}"
         self.dimension = dimension
-        self._path, self._threads, self._command = path, threads, tuple(command)
+        self._path, self._command = path, tuple(command)
+        self._before_question, self._before_document = prompts
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._used = 0.0
@@ -48,6 +60,13 @@ class EmbeddingChild:
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Shape [number of texts, dimension]. Raises `UnavailableError` when the child dies, `ModelError` for its
         errors."""
+        return self._embed([self._before_document + text for text in texts])
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        vector: NDArray[np.float32] = self._embed([self._before_question + text])[0]
+        return vector
+
+    def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         import numpy as np
 
         with self._lock:
@@ -57,10 +76,6 @@ class EmbeddingChild:
         if vectors.size != len(texts) * self.dimension:
             raise ModelError(f"{self._path} gave vectors of another size", hint="kvd logs")
         return vectors.reshape(len(texts), self.dimension)
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        vector: NDArray[np.float32] = self.embed_documents([text])[0]
-        return vector
 
     def close(self) -> None:
         """End the process; a later call starts another."""
@@ -96,7 +111,7 @@ class EmbeddingChild:
         except OSError as error:
             raise UnavailableError(f"can't start the embedder: {error.strerror}", hint="kvd logs") from error
         try:
-            self._exchange("load", {"path": str(self._path), "threads": self._threads})
+            self._exchange("load", self._load)
         except KvdError:
             # Without its model it is of no use to the next request.
             self._end()
