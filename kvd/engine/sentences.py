@@ -25,6 +25,7 @@ class SentencesEngine:
         # Read when the libraries are imported.
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        os.environ["TQDM_DISABLE"] = "1"
         self._path = str(settings["path"])
         try:
             import torch
