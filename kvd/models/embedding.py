@@ -125,9 +125,9 @@ def _folder(root: Path) -> EmbeddingModel:
 def _onnx_of(transformer: Module) -> Path | None:
     """The ONNX file of a folder; several are a choice that only its user can make."""
     for folder in (transformer.folder / "onnx", transformer.folder):
-        if (folder / "model.onnx").exists():
+        if (folder / "model.onnx").is_file():
             return folder / "model.onnx"
-        found = sorted(folder.glob("*.onnx"))
+        found = [file for file in sorted(folder.glob("*.onnx")) if file.is_file()]
         if len(found) > 1:
             raise ModelError(f"{folder} has several ONNX files: name one of them as the embedder, as {found[0]}")
         if found:
@@ -229,7 +229,7 @@ def _library(root: Path, modules: tuple[Module, ...]) -> EmbeddingModel:
     if not width:
         raise ModelError(f"{root} does not say how wide its vectors are")
     folders = dict.fromkeys([root, *(module.folder for module in modules)])
-    read = sorted({file for folder in folders for pattern in _READ for file in folder.glob(pattern)})
+    read = sorted({file for folder in folders for pattern in _READ for file in folder.glob(pattern) if file.is_file()})
     files = tuple((file.relative_to(root).as_posix(), file) for file in read)
     return EmbeddingModel(LIBRARY, root, width, files, {}, sentence.prompts(root), _watched(tuple(read)))
 
@@ -238,7 +238,7 @@ def _check_weights(module: Module) -> None:
     folder = module.folder
     if (folder / "adapter_config.json").exists():
         raise ModelError(f"{folder} is an adapter to another model: merge the two first")
-    if any((folder / name).exists() for name in _WEIGHTS):
+    if any((folder / name).is_file() for name in _WEIGHTS):
         return
     pickled = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)), "")
     if pickled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,11 @@ def _pickled(root: Path) -> None:
     (root / "pytorch_model.bin").write_bytes(b"\x80\x04")
 
 
+def _pipe(root: Path) -> None:
+    (root / "onnx" / "model.onnx").unlink()
+    os.mkfifo(root / "onnx" / "model.onnx")
+
+
 def _writes_text(root: Path) -> None:
     write_onnx(root / "onnx" / "model.onnx", make_weights(), more=("past_key_values.0.key",))
 
@@ -145,6 +151,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no pooling": (lambda root: (root / "1_Pooling" / "config.json").unlink(), "how vectors are pooled is not known"),
     "no tokenizer": (lambda root: (root / "tokenizer.json").unlink(), "no tokenizer.json beside it"),
     "no weights": (_without_onnx, "no model.safetensors, and no model.onnx"),
+    "a pipe": (_pipe, "no model.safetensors, and no model.onnx"),
     "pickled weights": (_pickled, r"pickled \(pytorch_model.bin\)"),
     "a generator, by its inputs": (_writes_text, "no embedding model: it takes past_key_values.0.key"),
     "a generator, by its outputs": (
