@@ -15,8 +15,6 @@ from kvd.engine.machine import physical_cores
 from kvd.engine.vectors import LONGEST_TEXT, first_line, to_unit_length
 from kvd.errors import ModelError
 
-_STEP = 1024
-"""Tokens of several texts together, those that fill a shorter one up included: more cost memory, and gain no time."""
 _QUIET = 3
 """Errors alone."""
 _INTEGERS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -49,15 +47,16 @@ class OnnxEngine:
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Shape [number of texts, dimension]; rows have length 1. Raises `ModelError`."""
-        tokens = self._tokens(texts)
-        # By length, so that little is filled up.
-        order = sorted((row for row, ids in enumerate(tokens) if ids), key=lambda row: len(tokens[row]))
         vectors = np.zeros((len(texts), self._dimension), np.float32)
-        for rows in _batches(order, tokens):
-            made = self._compute([tokens[row] for row in rows])
-            if made.shape != (len(rows), self._dimension):
+        # One by one: several at once, filled up to one length, take more memory and were measured to be no faster, and
+        # what an int8 model makes of a text depends on what is beside it.
+        for row, tokens in enumerate(self._tokens(texts)):
+            if not tokens:
+                continue
+            made = self._compute(tokens)
+            if made.shape != (self._dimension,):
                 raise ModelError(f"{self._path} gives vectors of {made.shape[-1]} numbers", hint="kvd doctor")
-            vectors[rows] = made
+            vectors[row] = made
         return to_unit_length(vectors)
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
@@ -67,54 +66,37 @@ class OnnxEngine:
             clean = [text.lower() for text in clean]
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(clean)]
 
-    def _compute(self, texts: Sequence[list[int]]) -> Array:
-        """Shape [texts, width]."""
-        width = max(map(len, texts))
-        ids = np.zeros((len(texts), width), np.int64)
-        mask = np.zeros_like(ids)
-        for row, tokens in enumerate(texts):
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+    def _compute(self, tokens: list[int]) -> Array:
+        """Shape [width]."""
+        ids = np.array([tokens], np.int64)
         given = {
             "input_ids": ids,
-            "attention_mask": mask,
+            "attention_mask": np.ones_like(ids),
             "token_type_ids": np.zeros_like(ids),
-            "position_ids": np.broadcast_to(np.arange(width), ids.shape),
+            "position_ids": np.arange(ids.size)[None],
         }
-        feed = {name: np.ascontiguousarray(given[name], kind) for name, kind in self._inputs.items()}
+        feed = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
         try:
             (output,) = self._session.run([self._output], feed)
         except Exception as error:  # the library has its own kinds
             raise ModelError(f"can't compute with {self._path}: {first_line(error)}", hint="kvd logs") from error
-        return pooled(output.astype(np.float32), mask, self._pooling)
+        return pooled(output[0].astype(np.float32), self._pooling)
 
 
-def pooled(output: Array, mask: Array, pooling: str) -> Array:
-    """A vector for each text, [texts, width], from one for each token, [texts, tokens, width].
+def pooled(output: Array, pooling: str) -> Array:
+    """A text's vector, [width], from its tokens', [tokens, width].
 
-    `mask`: 1 for a text's tokens, which come first, 0 for what follows them. `pooling`: mean, cls (the first token's),
-    last, max, or "" for what is a vector for each text already.
+    `pooling`: mean, cls (the first token's), last, max, or "" for what is the text's vector already.
     """
-    if not pooling:
-        return output
-    lengths = mask.sum(axis=1)
     made: Array
-    if pooling == "cls":
-        made = output[:, 0]
+    if not pooling:
+        made = output
+    elif pooling == "cls":
+        made = output[0]
     elif pooling == "last":
-        made = output[np.arange(len(output)), lengths - 1]
+        made = output[-1]
     elif pooling == "max":
-        made = np.where(mask[:, :, None] > 0, output, -np.inf).max(axis=1)
+        made = output.max(axis=0)
     else:
-        made = np.einsum("btw,bt->bw", output, mask.astype(np.float32)) / lengths[:, None]
+        made = output.mean(axis=0)
     return made
-
-
-def _batches(order: Sequence[int], tokens: Sequence[list[int]]) -> list[list[int]]:
-    """Rows, shortest first, in groups of at most `_STEP` tokens when filled up to the longest of the group."""
-    groups: list[list[int]] = []
-    for row in order:
-        if groups and (len(groups[-1]) + 1) * len(tokens[row]) <= _STEP:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups

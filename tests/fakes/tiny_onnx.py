@@ -1,7 +1,7 @@
 """Writes embedding models of BERT's kind as sentence-transformers does: an ONNX file, a tokenizer, and what they say.
 
-They are real: attention over the tokens that the mask names, random weights, some 60 kB. `Reference` computes the same
-from the same weights with numpy alone, one text at a time, so without a mask.
+They are real: attention over the tokens that the mask names, random weights, some kB. `Reference` computes the same
+from the same weights with numpy alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reference:
 
 
 def write_onnx(path: Path, weights: Weights, output: str = "last_hidden_state", more: tuple[str, ...] = ()) -> Path:
-    """`output`: its name; "sentence_embedding" is the mean over all tokens, those that the mask leaves out included.
+    """`output`: its name; "sentence_embedding" is the mean over the tokens.
     `more`: further inputs that it wants."""
     nodes = [
         helper.make_node("Gather", ["tokens", "input_ids"], ["looked_up"]),

@@ -64,7 +64,7 @@ def expected(texts: list[str], pooling: str, seed: int = 1) -> Array:
 @pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "max_tokens", "lasttoken"])
 def test_vectors_are_what_the_model_says(tmp_path: Path, embedders: Embedders, pooling: str) -> None:
     embedder = named(embedders, write_folder(tmp_path / "model", pooling))
-    # Texts of other lengths in the same batch change nothing, nor does the number of batches.
+    # Texts of other lengths beside it change nothing.
     vectors = embedder.embed_documents(TEXTS * 60)
     assert vectors.shape == (len(TEXTS) * 60, WIDTH)
     wanted = expected(TEXTS, pooling)
