@@ -157,12 +157,15 @@ def recall(
     benchmark: Annotated[
         str, typer.Argument(metavar="DIR", help="repos.json and annotations, as published by semble.")
     ],
+    embedder: Annotated[
+        str, typer.Option("--embedder", metavar="PATH", help="What makes the vectors, as the setting embedder has it.")
+    ] = "default",
     checkouts: Checkouts = None,
     work: Work = None,
     as_json: Json = False,
 ) -> None:
     """Whether the right places are found: NDCG@10, and what each part of the ranking adds to it."""
-    options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts)}
+    options = {"benchmark": os.path.abspath(benchmark), "checkouts": _absolute(checkouts), "embedder": embedder}
     raise typer.Exit(_run("recall", False, 0, None, work, as_json, options))
 
 

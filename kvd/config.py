@@ -51,7 +51,8 @@ class Settings:
     idle_minutes: int = 30
     """The model is unloaded after so long without a question; 0: never."""
     embedder: str = "default"
-    """What makes vectors of code and questions: default, or the path of a GGUF embedding model."""
+    """What makes vectors of code and questions: default, or the path of an embedding model: GGUF, ONNX, or a folder of
+    sentence-transformers."""
     not_secret: str = ""
     """Files that only look like secrets, as patterns of .gitignore with blanks between: tests/certs/ *.example.pem"""
     max_file_bytes: int = 1_000_000

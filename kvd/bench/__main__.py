@@ -128,12 +128,18 @@ def _run_paging(options: dict[str, Any]) -> None:
 
 def _run_recall(options: dict[str, Any]) -> None:
     from kvd.bench import recall
+    from kvd.service.embedders import Embedders
 
     repositories = recall.read_benchmark(Path(options["benchmark"]))
-    folder = _work_folder(options) / "recall"
+    folder, embedders = _work_folder(options) / "recall", Embedders()
     with living_in(folder):
-        checkouts = Path(options["checkouts"] or folder / "checkouts")
-        _print(recall.measure(repositories, checkouts, options["command"], _say), recall.lines, options)
+        try:
+            embedder = embedders.means(Settings(embedder=options["embedder"])).embedder
+            checkouts = Path(options["checkouts"] or folder / "checkouts")
+            result = recall.measure(repositories, checkouts, options["command"], _say, embedder)
+        finally:
+            embedders.close()
+        _print(result, recall.lines, options)
 
 
 def _run_rerank(options: dict[str, Any]) -> None:

@@ -26,9 +26,10 @@ from kvd.bench.text import counted, interval
 from kvd.bench.traces import Say
 from kvd.config import Settings
 from kvd.errors import UsageError
+from kvd.recall.embed import Embedder
 from kvd.recall.rank import search
 from kvd.recall.scores import DEFAULT_WEIGHTS, Weights
-from kvd.service.indexer import update_index
+from kvd.service.indexer import Means, update_index
 from kvd.types import Chunk
 
 TOP = 10
@@ -171,10 +172,12 @@ class Scored:
     """Whether nothing was found relevant."""
 
 
-def measure(repositories: Sequence[Repository], checkouts: Path, command: str, say: Say) -> dict[str, Any]:
+def measure(
+    repositories: Sequence[Repository], checkouts: Path, command: str, say: Say, embedder: Embedder | None = None
+) -> dict[str, Any]:
     """Everything as one JSON object. Checkouts in `checkouts` are taken as they are; those that are missing are cloned.
 
-    Raises `RepositoryError` where git can't get a repository.
+    `embedder`: None for the default one. Raises `RepositoryError` where git can't get a repository.
     """
     scored: list[Scored] = []
     abouts, answered = [], []
@@ -183,9 +186,10 @@ def measure(repositories: Sequence[Repository], checkouts: Path, command: str, s
         abouts.append({"name": repository.name, "revision": revision_of(root), "wanted": repository.revision})
         say(f"{repository.name}: {counted(len(repository.queries), 'query', 'queries')}")
         searched = root / repository.folder
-        update_index(searched, Settings(), lambda progress: None, lambda: False)
-        scored += [_scored(repository.name, query, searched) for query in repository.queries]
-        answered += [{"repository": repository.name, "query": text} for text in OFF_TOPIC if search(searched, text, 1)]
+        update_index(searched, Settings(), lambda progress: None, lambda: False, Means(embedder))
+        scored += [_scored(repository.name, query, searched, embedder) for query in repository.queries]
+        found = [text for text in OFF_TOPIC if search(searched, text, 1, embedder=embedder)]
+        answered += [{"repository": repository.name, "query": text} for text in found]
     return {
         "command": command,
         "repositories": abouts,
@@ -194,11 +198,11 @@ def measure(repositories: Sequence[Repository], checkouts: Path, command: str, s
     }
 
 
-def _scored(repository: str, query: Query, root: Path) -> Scored:
+def _scored(repository: str, query: Query, root: Path, embedder: Embedder | None) -> Scored:
     found, ms, refused = {}, 0.0, False
     for name, weights in VARIANTS.items():
         started = perf_counter()
-        hits = search(root, query.text, TOP, weights)
+        hits = search(root, query.text, TOP, weights, embedder=embedder)
         if name == FULL:
             ms, refused = round((perf_counter() - started) * 1000, 2), not hits
         found[name] = ndcg(query.targets, [hit.chunk for hit in hits])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from kvd import paths
 from kvd.config import DEFAULT_EMBEDDER
 from kvd.doctor.finding import Finding, fault, note, ok
 from kvd.ends import REINSTALL, describe_end, end_hint
+from kvd.errors import ModelError
 from kvd.models.active import ActiveModel
+from kvd.models.embedding import read_embedding_model
 
 _SECONDS = 120.0
 """A model of several GB comes from a slow disk in this time."""
@@ -116,11 +119,15 @@ def embedder(setting: str) -> list[Finding]:
     """The embedder that the settings name; the default one needs nothing that could be missing."""
     if setting == DEFAULT_EMBEDDER:
         return []
+    edit = f"edit {paths.config_file()}"
     try:
-        found = trial("kvd.worker.checkup", "embedder", setting)
-    except TrialError as error:
-        return [fault("embedder", f"{setting}: {error}", f"edit {paths.config_file()}")]
-    return [ok("embedder", f"{setting}, {found['dimension']} numbers a vector")]
+        model = read_embedding_model(Path(os.path.expanduser(setting)))
+        found = trial("kvd.worker.checkup", "embedder", json.dumps(model.request()))
+    except ModelError as error:
+        return [fault("embedder", f"{setting}: {error.message}", error.hint or edit)]
+    except (TrialError, OSError) as error:
+        return [fault("embedder", f"{setting}: {error}", edit)]
+    return [ok("embedder", f"{setting}, {found['dimension']} numbers a vector ({model.about})")]
 
 
 def trial(module: str, *arguments: str) -> dict[str, Any]:

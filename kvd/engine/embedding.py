@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from kvd.engine.llama import SEQUENCES, load_model, tokenize
 from kvd.engine.machine import physical_cores
+from kvd.engine.vectors import LONGEST_TEXT, to_unit_length
 from kvd.errors import ModelError
-
-LONGEST_TEXT = 1024
-"""Tokens of a text that count, where the model was trained for so many: what is longer is cut."""
 
 _STEP = 512
 """Tokens of several texts together: more cost time, as llama.cpp computes attention across texts and masks it."""
@@ -72,9 +70,7 @@ class EmbeddingEngine:
                 waiting.append((row, tokens))
         if waiting:
             self._compute(waiting, vectors)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors /= np.maximum(lengths, np.float32(1e-9))
-        return vectors
+        return to_unit_length(vectors)
 
     def _tokens(self, text: str) -> list[int]:
         tokens = tokenize(self._vocab, text, special=False, marks=True)

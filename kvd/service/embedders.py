@@ -8,11 +8,12 @@ from pathlib import Path
 
 from kvd import paths
 from kvd.config import DEFAULT_EMBEDDER, Settings
-from kvd.errors import KvdError, ModelError, UsageError
-from kvd.models.files import hash_file
-from kvd.models.gguf import check_gguf, embedding_width
+from kvd.errors import ModelError, UsageError
+from kvd.models.embedding import EmbeddingModel, read_embedding_model
 from kvd.service.embedding_child import EmbeddingChild
 from kvd.service.indexer import Means
+
+Stamp = tuple[tuple[object, ...], ...]
 
 _INLINE_S = 0.25
 """For so long the default embedder, which is fast, works at the end of an index run; the rest follows behind."""
@@ -24,22 +25,26 @@ class Embedders:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: EmbeddingChild | None = None
-        self._stamp: tuple[str, int, int, int] | None = None
+        self._model: EmbeddingModel | None = None
+        self._stamp: Stamp = ()
 
     def means(self, settings: Settings) -> Means:
-        """What the settings ask for. Blocks while a new model's file is read once.
+        """What the settings ask for. Blocks while a new model's files are read once.
 
-        Raises `UsageError` for a path without a file, `ModelError` for a file that is no usable model.
+        Raises `UsageError` for a path with nothing there, `ModelError` for what is no usable model.
         """
         with self._lock:
             if settings.embedder == DEFAULT_EMBEDDER:
                 self._close()
                 return Means(None, _INLINE_S)
             path = Path(os.path.expanduser(settings.embedder))
-            stamp = _stamp(path)
-            if self._child is None or stamp != self._stamp:
+            _check(path)
+            if self._child is None or self._model is None or _stamp(path, self._model) != self._stamp:
                 self._close()
-                self._child, self._stamp = _child(path, settings.threads), stamp
+                self._child, self._model = None, _read(path)
+                # Before the files are read whole, so that what changes meanwhile is seen the next time.
+                self._stamp = _stamp(path, self._model)
+                self._child = _child(self._model, settings.threads)
             return Means(self._child, 0.0)
 
     def close_if_idle(self, seconds: float) -> None:
@@ -66,25 +71,44 @@ class Embedders:
             self._child.close()
 
 
-def _stamp(path: Path) -> tuple[str, int, int, int]:
+def _check(path: Path) -> None:
     if not path.is_absolute():
         raise UsageError(f"embedder must be {DEFAULT_EMBEDDER} or an absolute path, not {path}", hint=_hint())
     try:
-        status = path.stat()
+        path.stat()
     except (OSError, ValueError) as error:
         fault = getattr(error, "strerror", None) or error
         raise UsageError(f"can't read the embedder {path}: {fault}", hint=_hint()) from error
-    return str(path), status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def _child(path: Path, threads: int) -> EmbeddingChild:
+def _stamp(path: Path, model: EmbeddingModel) -> Stamp:
+    """What changes when another model is there."""
+    stamps: list[tuple[object, ...]] = [(str(path),)]
+    for file in model.watched:
+        try:
+            status = file.stat()
+        except OSError:
+            stamps.append((str(file),))
+            continue
+        stamps.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(stamps)
+
+
+def _read(path: Path) -> EmbeddingModel:
     try:
-        check_gguf(path)
-        return EmbeddingChild(path, hash_file(path), embedding_width(path), threads)
-    except KvdError as error:
-        raise ModelError(f"no embedder: {error.message}", hint=_hint()) from error
+        return read_embedding_model(path)
+    except ModelError as error:
+        raise ModelError(f"no embedder: {error.message}", hint=error.hint or _hint()) from error
     except OSError as error:
         raise ModelError(f"can't read the embedder {path}: {error.strerror}", hint=_hint()) from error
+
+
+def _child(model: EmbeddingModel, threads: int) -> EmbeddingChild:
+    try:
+        sha256 = model.sha256()
+    except OSError as error:
+        raise ModelError(f"can't read the embedder {model.path}: {error.strerror}", hint=_hint()) from error
+    return EmbeddingChild(model.path, sha256, model.dimension, threads, load=model.request(), prompts=model.prompts)
 
 
 def _hint() -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -45,18 +45,30 @@ Result = TypeVar("Result")
 
 
 class EmbeddingChild:
-    """An `Embedder`. `name` holds the file's hash, so that another file of the same shape has other vectors.
+    """An `Embedder`. `name` holds the hash of the model's files, so that others of the same shape have other vectors.
 
-    Any thread may use it; requests wait for one another. All of them are made by one thread, as the system ends the
-    child with the thread that started it.
+    `load`: what the process is told of the model, by default that it is a GGUF file; `prompts`: what is put before
+    a question, and before a document. Any thread may use it; requests wait for one another. All of them are made by
+    one thread, as the system ends the child with the thread that started it.
     """
 
     version = 1
 
-    def __init__(self, path: Path, sha256: str, dimension: int, threads: int, command: Sequence[str] = COMMAND) -> None:
-        self.name = f"gguf-{sha256[:16]}"
+    def __init__(
+        self,
+        path: Path,
+        sha256: str,
+        dimension: int,
+        threads: int,
+        command: Sequence[str] = COMMAND,
+        load: Mapping[str, Any] | None = None,
+        prompts: tuple[str, str] = ("", ""),
+    ) -> None:
+        self._load = {**(load or {"kind": "gguf", "path": str(path)}), "threads": threads}
+        self.name = f"{self._load['kind']}-{sha256[:16]}"
         self.dimension = dimension
-        self._path, self._threads, self._command = path, threads, tuple(command)
+        self._path, self._command = path, tuple(command)
+        self._before_question, self._before_document = prompts
         self._thread = ThreadPoolExecutor(1, "embedder")
         self._process: subprocess.Popen[bytes] | None = None
         self._used = 0.0
@@ -70,6 +82,7 @@ class EmbeddingChild:
     def embed_documents(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Shape [number of texts, dimension]. Raises `UnavailableError` when the child dies or hangs, `ModelError` for
         its errors; the same again for a while after that."""
+        texts = [self._before_document + text for text in texts]
         return self._vectors(texts, self._submit(lambda: self._ask(texts, LONGEST_S)).result())
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
@@ -78,7 +91,7 @@ class EmbeddingChild:
         if began is not None and time.monotonic() - began > QUERY_S:
             # It is slow, loads its model or hangs: whoever comes next need not find that out.
             raise _late(QUERY_S)
-        waiting = self._submit(lambda: self._ask([text], HANGS_S))
+        waiting = self._submit(lambda: self._ask([self._before_question + text], HANGS_S))
         try:
             blob = waiting.result(QUERY_S)
         except FutureTimeoutError:
@@ -153,7 +166,7 @@ class EmbeddingChild:
         except OSError as error:
             raise UnavailableError(f"can't start the embedder: {error.strerror}", hint="kvd logs") from error
         try:
-            self._exchange("load", {"path": str(self._path), "threads": self._threads}, LONGEST_S)
+            self._exchange("load", self._load, LONGEST_S)
         except KvdError:
             # Without its model it is of no use to the next request.
             self._end()

@@ -5,7 +5,7 @@ A program of its own for each part, because it may die of what it tries: its end
     torch            {"version", "gpu": name of the GPU that torch computes on, or ""}
     llama            {"version", "features": [what ggml's CPU code was built to use], "gpu": whether it can use one}
     model PATH       {"load_ms", "token_ms", "n_ctx", "weights_bytes", "cells_bytes", "pool_bytes", "placement"}
-    embedder PATH    {"dimension"}
+    embedder MODEL   {"dimension"}; MODEL is what the embedding child is told to load, in JSON
 """
 
 from __future__ import annotations
@@ -62,12 +62,10 @@ def _llama() -> dict[str, Any]:
     return {"version": version("llama-cpp-python"), "features": features, "gpu": gpu}
 
 
-def _embedder(path: str) -> dict[str, Any]:
-    from kvd.engine.embedding import EmbeddingEngine
-    from kvd.engine.log import quiet_llama_log
+def _embedder(model: str) -> dict[str, Any]:
+    from kvd.worker.embedding import load_engine
 
-    quiet_llama_log(warnings=False)
-    engine = EmbeddingEngine(Path(path), load_settings().threads)
+    engine = load_engine({**json.loads(model), "threads": load_settings().threads})
     return {"dimension": engine.embed([_PROMPT]).shape[1]}
 
 

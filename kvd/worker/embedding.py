@@ -1,7 +1,8 @@
-"""`python -m kvd.worker.embedding`: the child that makes vectors with a GGUF model. The daemon starts it.
+"""`python -m kvd.worker.embedding`: the child that makes vectors with an embedding model. The daemon starts it.
 
-Frames are those of `kvd.worker.protocol`. `load {path, threads}` comes first; `embed {texts}` is answered with the
-vectors as a blob: float32, little-endian, one row after the other, each of length 1. It ends at the end of its input.
+Frames are those of `kvd.worker.protocol`. `load {kind, path, threads, ...}` comes first, with what
+`kvd.models.embedding` says of the model; `embed {texts}` is answered with the vectors as a blob: float32,
+little-endian, one row after the other, each of length 1. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -11,16 +12,26 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from kvd.engine.machine import wait_briefly
 from kvd.errors import KvdError, UsageError
 from kvd.worker.protocol import Message, encode_frame, read_frame
 
 if TYPE_CHECKING:
-    from kvd.engine.embedding import EmbeddingEngine
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Engine(Protocol):
+    """Texts to vectors."""
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Shape [number of texts, dimension]; rows have length 1."""
+        ...
 
 
 _PR_SET_PDEATHSIG = 1
@@ -34,10 +45,6 @@ def main() -> None:
     faulthandler.enable()
     _end_with_parent()
     wait_briefly()
-    from kvd.engine.log import quiet_llama_log
-
-    # It warns of contexts that are larger than what a text may have.
-    quiet_llama_log(warnings=False)
     serve(sys.stdin.buffer, answers)
 
 
@@ -51,13 +58,13 @@ def _end_with_parent() -> None:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the input ends; only what is told in a `KvdError` is survived."""
-    engine: EmbeddingEngine | None = None
+    engine: Engine | None = None
     while (frame := read_frame(requests)) is not None:
         message, _ = frame
         number, blob = message["id"], b""
         try:
             if message["method"] == "load":
-                engine = _loaded(message["params"])
+                engine = load_engine(message["params"])
             elif engine is None:
                 raise UsageError("no model is loaded")
             else:
@@ -69,10 +76,23 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _loaded(params: Message) -> EmbeddingEngine:
-    from kvd.engine.embedding import EmbeddingEngine
+def load_engine(params: Message) -> Engine:
+    """Load the model that `params`, those of `load`, name. Raises `ModelError`."""
+    kind, threads = params["kind"], int(params["threads"])
+    if kind == "onnx":
+        from kvd.engine.onnx import OnnxEngine
 
-    return EmbeddingEngine(Path(params["path"]), int(params["threads"]))
+        return OnnxEngine(params, threads)
+    if kind == "sentence-transformers":
+        from kvd.engine.sentences import SentencesEngine
+
+        return SentencesEngine(params, threads)
+    from kvd.engine.embedding import EmbeddingEngine
+    from kvd.engine.log import quiet_llama_log
+
+    # It warns of contexts that are larger than what a text may have.
+    quiet_llama_log(warnings=False)
+    return EmbeddingEngine(Path(params["path"]), threads)
 
 
 if __name__ == "__main__":

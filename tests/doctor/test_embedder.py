@@ -14,7 +14,7 @@ def test_a_model_is_tried(tmp_path: Path) -> None:
     model = write_tiny_bert(tmp_path / "bert.gguf")
     (finding,) = embedder(str(model))
     assert (finding.part, finding.verdict) == ("embedder", "ok")
-    assert finding.text == f"{model}, {WIDTH} numbers a vector"
+    assert finding.text == f"{model}, {WIDTH} numbers a vector (gguf)"
     model.write_bytes(b"GGUF and nothing else")
     (finding,) = embedder(str(model))
     assert finding.verdict == "fault"
