@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 import kvd
 
-from . import daemon_commands, repository_commands
+from . import config, daemon_commands, repository_commands, service
 from .doctor import doctor
 
 
@@ -43,6 +43,8 @@ def build_app(arguments: list[str]) -> typer.Typer:
         daemon_commands.gc,
     ):
         app.command(cls=_Command)(command)
+    app.add_typer(config.app, name="config")
+    app.add_typer(service.app, name="service")
     return app
 
 

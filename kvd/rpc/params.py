@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
+from kvd.config import bounds
 from kvd.errors import UsageError
 from kvd.rpc.messages import BUDGET, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
 
@@ -82,6 +83,7 @@ class SearchParams:
     repo: str = _param((str,))
     top_k: int | None = _number(*TOP_K)
     rerank: bool = _param((bool,), False)
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
@@ -95,6 +97,7 @@ class AskParams:
     budget: int | None = _number(*BUDGET)
     max_tokens: int | None = _number(*MAX_TOKENS)
     reuse: bool | None = _param((bool,), None)
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()

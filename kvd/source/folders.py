@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Collection, Iterator, Set
 from pathlib import Path
 
-from kvd.source.tree import git_environment, git_root
+from kvd.paths import git_root
+from kvd.source.tree import git_environment
 from kvd.source.walk import walk_folders
 from kvd.source.watch import NoEventsError
 
