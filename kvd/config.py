@@ -22,8 +22,9 @@ DEFAULT_EMBEDDER = "default"
 REPOSITORY_FILE = ".kvd.toml"
 PREFIX = "KVD_"
 
-_MOST_REPOSITORY_BYTES = 16_384
-"""Of a repository's file: anybody may have written it, and it is read at each question."""
+_MOST_REPOSITORY_BYTES = 4_096
+"""Of a repository's file: anybody may have written it, and it is read at each question. The worst that fits, one key of
+thousands of parts, takes a tenth of a second."""
 
 _LARGEST = 1 << 40
 _SHOWN = 60
@@ -226,6 +227,15 @@ def environment(*, request: bool) -> dict[str, Found]:
     return result
 
 
+def process_environment() -> dict[str, Any]:
+    """Values of the settings that this process's environment sets and that are not about one request; none if one of
+    them is wrong, as `load_settings` will say."""
+    try:
+        return {name: found.value for name, found in environment(request=False).items()}
+    except UsageError:
+        return {}
+
+
 def _from_file(file: Path, most: int, of_repository: bool = False) -> dict[str, Found]:
     text = _read(file, most, of_repository)
     result = {}
@@ -277,6 +287,6 @@ def parse_toml(file: Path, text: str) -> dict[str, Any]:
 
 def _place(file: Path, text: str, name: str) -> str:
     """`file:line` of a key; the file alone where the key is written with escapes."""
-    pattern = re.compile(rf"""[ \t]*\[*[ \t]*(["']?){re.escape(name)}\1[ \t]*[=.\]]""")
+    pattern = re.compile(rf"""[ \t]*(?:\[+[ \t]*)?(["']?){re.escape(name)}\1[ \t]*[=.\]]""")
     line = next((number for number, line in enumerate(text.split("\n"), 1) if pattern.match(line)), None)
     return f"{file}:{line}" if line else str(file)

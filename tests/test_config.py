@@ -167,7 +167,7 @@ def test_a_repository_can_have_less_indexed_and_never_more(root: Path) -> None:
         ("top_k = 201", ":1: top_k must be between 1 and 200, not 201"),
         ("\nmodle = 1", ":2: there is no setting 'modle'"),
         ("budget", ":1: Expected '='"),
-        ("#" * 20_000, "it has more than 16,384 bytes"),
+        ("#" * 20_000, "it has more than 4,096 bytes"),
     ],
 )
 def test_a_mistake_in_a_repository_is_named(root: Path, text: str, message: str) -> None:

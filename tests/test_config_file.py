@@ -77,7 +77,7 @@ def test_what_is_no_toml_is_left_alone() -> None:
 
 def test_a_folder_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null/x")
-    with pytest.raises(StoreError, match="can't write /dev/null/x/kvd/config.toml"):
+    with pytest.raises(StoreError, match=r"can't write /dev/null/x/kvd/config\.toml"):
         set_value("n_ctx", 2048)
 
 

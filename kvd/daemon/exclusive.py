@@ -31,7 +31,7 @@ class Place:
         self.socket = sock
         self.path = path
         self._passed = passed
-        self._inode = path.stat().st_ino
+        self._identity = _identity(path)
 
     @classmethod
     def take(cls, passed: list[int] | None = None) -> Place | None:
@@ -65,7 +65,7 @@ class Place:
     def is_ours(self) -> bool:
         """False when somebody removed or replaced the socket: then no client can come any more."""
         try:
-            return self.path.stat().st_ino == self._inode
+            return _identity(self.path) == self._identity
         except OSError:
             return False
 
@@ -75,6 +75,12 @@ class Place:
             with suppress(OSError):
                 self.path.unlink()
         os.close(self._lock)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """An inode's number may be given to the next file at once; its time of modification differs then."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _locked(lock: int, seconds: float) -> bool:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import kvd
-from kvd.config import environment
+from kvd.config import process_environment
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
@@ -71,7 +71,7 @@ class Daemon:
         self._serving: set[asyncio.Task[None]] = set()
         self._started = time.time()
         self._used_at = time.monotonic()
-        self._environment = _environment()
+        self._environment = process_environment()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Caller], Awaitable[Message]]]] = {
@@ -281,13 +281,6 @@ class Daemon:
             self._hurry.set()
         self._stop.set()
         return {"active": self._active(), "pid": os.getpid()}
-
-
-def _environment() -> dict[str, Any]:
-    """Settings from the environment; each request that needs them will say what is wrong with them."""
-    with suppress(UsageError):
-        return {name: found.value for name, found in environment(request=False).items()}
-    return {}
 
 
 def _outcome_words(outcome: str) -> str:

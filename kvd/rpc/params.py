@@ -83,10 +83,10 @@ class SearchParams:
     repo: str = _param((str,))
     top_k: int | None = _number(*TOP_K)
     rerank: bool = _param((bool,), False)
-    rerank_ms: int | None = _number(*bounds("rerank_ms"))
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class AskParams:
     budget: int | None = _number(*BUDGET)
     max_tokens: int | None = _number(*MAX_TOKENS)
     reuse: bool | None = _param((bool,), None)
-    rerank_ms: int | None = _number(*bounds("rerank_ms"))
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
 
 
 @dataclass(frozen=True, slots=True)

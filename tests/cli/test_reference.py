@@ -24,16 +24,16 @@ Exit codes: 0 done (also when nothing relevant was found), 1 failed, 2 usage, 3 
 _SETTINGS = """
 ## Settings
 
-`kvd config` shows them all with where they come from. A flag goes before the environment (`KVD_` and the key in capitals:
-`KVD_BUDGET=1024`; an empty variable counts as none), that before the repository's `.kvd.toml`, that before the user's
-`$XDG_CONFIG_HOME/kvd/config.toml` (`~/.config/kvd/config.toml`). Keys are at the top level of these files; `kvd config set`
-and `unset` write the user's.
+`kvd config` shows them all with where they come from. A flag goes before the environment (`KVD_` and the key in
+capitals: `KVD_BUDGET=1024`; an empty variable counts as none), that before the repository's `.kvd.toml`, that before
+the user's `$XDG_CONFIG_HOME/kvd/config.toml` (`~/.config/kvd/config.toml`). Keys are at the top level of these files;
+`kvd config set` and `unset` write the user's.
 
-- Variables that are about one request count in the environment of the command, and come with its request. The others count in
-  that of the daemon, from its start on; a command says so when its own have not reached the daemon that runs.
-- Anybody may have written a `.kvd.toml`: it lies at the repository's root, is a regular file of at most 16 kB and no link,
-  and can set only what the last column allows ("less": not above what it is without that file, `false` being less than
-  `true`). Anything else in it is an error, for this repository alone.
+- Variables that are about one request count in the environment of the command, and come with its request. The others
+  count in that of the daemon, from its start on; a command says so when its own have not reached the daemon that runs.
+- Anybody may have written a `.kvd.toml`: it lies at the repository's root, is a regular file of at most 4 kB and no
+  link, and can set only what the last column allows ("less": not above what it is without that file, `false` being
+  less than `true`). Anything else in it is an error, for this repository alone.
 
 | key | default | meaning | environment of | `.kvd.toml` |
 |---|---|---|---|---|
