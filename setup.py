@@ -4,5 +4,5 @@ from setuptools import find_packages, setup
 
 setup(
     packages=[*find_packages(include=["kvd", "kvd.*"]), "kvd_cli"],
-    package_data={"kvd.recall": ["table.npz"], "kvd.training": ["*.txt"]},
+    package_data={"kvd.systemd": ["kvd.socket", "kvd.service"], "kvd.recall": ["table.npz"], "kvd.training": ["*.txt"]},
 )

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 import kvd
 
-from . import daemon_commands, hooks, repository_commands
+from . import config, daemon_commands, hooks, repository_commands, service
 from .doctor import doctor
 
 
@@ -44,6 +44,8 @@ def build_app(arguments: list[str]) -> typer.Typer:
     ):
         app.command(cls=_Command)(command)
     app.add_typer(hooks.app, name="hooks")
+    app.add_typer(config.app, name="config")
+    app.add_typer(service.app, name="service")
     return app
 
 

@@ -10,6 +10,8 @@ import typer
 
 from kvd.errors import UnavailableError
 
+from .variables import tell_unreached, with_environment
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _NOW_SECONDS = 30.0
@@ -49,7 +51,9 @@ def start() -> None:
     """Start the daemon. Other commands do that by themselves."""
     from kvd.rpc.client import Client
 
+    with_environment({})
     with Client.connect() as client:
+        tell_unreached(client.server)
         typer.echo(f"running, pid {client.server['pid']}")
 
 
@@ -58,11 +62,11 @@ def stop(
 ) -> None:
     """Stop the daemon when it has answered what it was asked."""
     from kvd.rpc.client import Client
-    from kvd.rpc.launch import try_connect
+    from kvd.rpc.launch import connect_to_running
 
     from .text import counted
 
-    sock = try_connect()
+    sock = connect_to_running()
     if sock is None:
         typer.echo("not running")
         return

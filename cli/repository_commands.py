@@ -15,6 +15,7 @@ from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
 from . import answers
 from .interrupts import interrupts_raised
 from .progress import Stages
+from .variables import tell_unreached, with_environment
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Repo = Annotated[
@@ -82,6 +83,7 @@ def search(
         "paths": only_paths,
         "languages": only_languages,
         "rerank": rerank,
+        "rerank_ms": None,
     }
     result = _call("search", params)
     if as_json:
@@ -117,6 +119,7 @@ def ask(
         "budget": budget,
         "max_tokens": max_tokens,
         "reuse": False if no_reuse else None,
+        "rerank_ms": None,
     }
     stream = answers.Stream(sys.stdout, quiet=as_json)
     result = _call("ask", params, stream)
@@ -142,6 +145,7 @@ def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = N
     """Call the daemon, showing stages on stderr and handing tokens to `stream`."""
     from kvd.rpc.client import Client
 
+    params = with_environment(params)
     stages = Stages()
 
     def on_progress(value: dict[str, Any]) -> None:
@@ -155,6 +159,7 @@ def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = N
     try:
         # There is something to tidy up: the bar, the line that is begun, the request.
         with interrupts_raised(), Client.connect() as client:
+            tell_unreached(client.server)
             return client.call(method, params, on_progress)
     except BaseException as error:
         if stream is not None:

@@ -42,9 +42,14 @@ def data_dir() -> Path:
     return _made(_base("XDG_DATA_HOME", ".local/share") / "kvd")
 
 
+def config_home() -> Path:
+    """Where all programs of this user have their settings; not made."""
+    return _base("XDG_CONFIG_HOME", ".config")
+
+
 def config_file() -> Path:
     """Settings; not made by reading them."""
-    return _base("XDG_CONFIG_HOME", ".config") / "kvd" / "config.toml"
+    return config_home() / "kvd" / "config.toml"
 
 
 def log_file() -> Path:
@@ -93,6 +98,18 @@ def _index_name(root: Path) -> str:
     return f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.db"
 
 
+def git_root(folder: Path) -> Path | None:
+    """The folder at or above `folder` that holds a `.git`, or None."""
+    for candidate in (folder, *folder.parents):
+        marker = candidate / ".git"
+        try:
+            if (marker / "HEAD").is_file() or marker.is_file():
+                return candidate
+        except OSError:
+            continue
+    return None
+
+
 def _session_dir() -> Path | None:
     """The login session's runtime folder, also where its variable is not passed on (cron, sudo, ssh commands)."""
     for candidate in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.getuid()}"):
@@ -122,6 +139,11 @@ def runtime_dir() -> Path:
             hint=f"remove it, or run: chmod 700 {folder}",
         )
     return folder
+
+
+def lock_file() -> Path:
+    """Held by the daemon, whose process id is in it."""
+    return runtime_dir() / "daemon.lock"
 
 
 def socket_file() -> Path:

@@ -21,6 +21,7 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a link"),
 )
 
 
@@ -49,15 +50,19 @@ def _check_mode(path: Path, mode: int) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a file", os.fspath(path))
 
 
-def read_small(path: Path) -> bytes:
-    """The content of a file. Raises `OSError`, also for what is no regular file or has more than `MOST_BYTES`."""
-    check_regular(path)
+def read_small(path: Path, most: int = MOST_BYTES, *, follow: bool = True) -> bytes:
+    """The content of a file. Raises `OSError`, also for what is no regular file or has more than `most` bytes.
+
+    Without `follow` a link in the file's place is no regular file.
+    """
+    _check_mode(path, path.stat(follow_symlinks=follow).st_mode)
     # What is there may have changed since.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    more = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
         _check_mode(path, os.fstat(file.fileno()).st_mode)
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes", os.fspath(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
     return data
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from kvd.daemon import logs
+from kvd.daemon.activation import passed_sockets
 from kvd.daemon.exclusive import Place
 from kvd.errors import KvdError
 
@@ -19,7 +20,7 @@ def run(engine_command: Sequence[str] | None = None) -> int:
         # Inside a git hook they would bend every look at every repository to that one.
         del os.environ[name]
     try:
-        place = Place.take()
+        place = Place.take(passed_sockets())
         if place is None:
             return 0
         logs.set_up()

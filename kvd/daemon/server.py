@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import kvd
+from kvd.config import process_environment
 from kvd.daemon.admission import is_own, most_clients, pid_of, whom_to_close
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
@@ -44,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 _THREADS = 32
 _CHORES_SECONDS = 15.0
+_MINUTE_SECONDS = 60.0
 _GOODBYE_SECONDS = 2.0
 _QUIET = frozenset({"initialize", "status", "metrics", "shutdown"})
 _PATIENT = frozenset({"initialize", "shutdown", "ask", "prefetch"})
@@ -68,7 +71,8 @@ class Daemon:
         self._most = most_clients()
         self._numbers = itertools.count(1)
         self._serving: set[asyncio.Task[None]] = set()
-        self._started = time.monotonic()
+        self._started = self._used_at = time.monotonic()
+        self._environment = process_environment()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._methods: dict[str, tuple[type[Any], Callable[[Any, Caller], Awaitable[Message]]]] = {
@@ -89,7 +93,10 @@ class Daemon:
         loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        server = await asyncio.start_unix_server(self._welcome, sock=self._place.socket, limit=framing.MAX_HEADER)
+        # From 3.13 on it would remove the socket, which may be systemd's.
+        more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        listening = self._place.socket
+        server = await asyncio.start_unix_server(self._welcome, sock=listening, limit=framing.MAX_HEADER, **more)
         _log.info("kvd %s listens, pid %d", kvd.__version__, os.getpid())
         chores = asyncio.create_task(self._chores())
         self._service.start()
@@ -128,9 +135,19 @@ class Daemon:
                 await self._service.unload_if_idle()
             except Exception as error:
                 _log.error("can't unload the model: %s", describe_fault(error))
+            self._end_if_idle()
             if not self._place.is_ours():
                 _log.warning("the socket is gone, so nobody can reach this daemon: it ends")
                 self.stop()
+
+    def _end_if_idle(self) -> None:
+        """End a daemon that nobody was connected to for as long as the settings say, and that owes nobody anything."""
+        if self._clients or self._service.busy:
+            self._used_at = time.monotonic()
+        minutes = self._service.daemon_idle_minutes()
+        if minutes and time.monotonic() - self._used_at >= minutes * _MINUTE_SECONDS:
+            _log.info("no client for %d minutes: the daemon ends", minutes)
+            self.stop()
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock = writer.get_extra_info("socket")
@@ -153,6 +170,7 @@ class Daemon:
         try:
             await task
         finally:
+            self._used_at = time.monotonic()
             self._clients.discard(client)
             self._serving.discard(task)
             self._service.left(number)
@@ -209,6 +227,7 @@ class Daemon:
             "pid": os.getpid(),
             "active": self._active(),
             "stopping": self._stop.is_set(),
+            "environment": self._environment,
         }
 
     async def _status(self, params: StatusParams, caller: Caller) -> Message:
@@ -231,7 +250,7 @@ class Daemon:
     async def _search(self, params: SearchParams, caller: Caller) -> Message:
         query = messages.check_text("query", params.query)
         repo, only = messages.check_folder(params.repo), confined(params.paths, params.languages)
-        return await self._service.search(query, repo, params.top_k, caller.emit, params.rerank, only)
+        return await self._service.search(query, repo, params.top_k, caller.emit, params.rerank, only, params.rerank_ms)
 
     async def _ask(self, params: AskParams, caller: Caller) -> Message:
         question = Question(
@@ -242,6 +261,7 @@ class Daemon:
             budget=params.budget,
             max_tokens=params.max_tokens,
             reuse=params.reuse,
+            rerank_ms=params.rerank_ms,
         )
         return await self._service.ask(messages.check_folder(params.repo), question, caller.emit)
 

@@ -20,11 +20,12 @@ def open_private(path: Path, *, append: bool = False) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """A reader finds the old content or the new one, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open_private(temporary) as file:
+            os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

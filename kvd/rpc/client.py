@@ -14,15 +14,15 @@ from typing import Any
 import kvd
 from kvd.errors import BusyError, CancelledError, UnavailableError
 from kvd.rpc import framing, messages
-from kvd.rpc.launch import START_SECONDS, connect_or_start, try_connect
+from kvd.rpc.launch import START_SECONDS, connect_or_start, connect_to_running
 from kvd.rpc.messages import Message
-from kvd.rpc.peer import peer_pid
+from kvd.rpc.peer import daemon_pid
 
 ProgressHandler = Callable[[Message], None]
 """Gets the `value` of each `$/progress`: `{"kind": "stage", ...}` or `{"kind": "token", "text"}`."""
 
-_ANSWER_SECONDS = 10.0
-"""For what a healthy daemon answers at once, whatever else it does."""
+_ANSWER_SECONDS = START_SECONDS
+"""For what a healthy daemon answers at once, whatever else it does; systemd may be just starting it."""
 
 
 class _GoneError(UnavailableError):
@@ -64,7 +64,7 @@ class Client:
     @classmethod
     def running(cls) -> Client | None:
         """A connection to the daemon that runs, whatever its version; None where none does."""
-        sock = try_connect()
+        sock = connect_to_running()
         if sock is None:
             return None
         client = cls(sock)
@@ -174,9 +174,10 @@ class Client:
                 return True
 
     def kill(self) -> None:
-        """Kill the daemon at the other end. The kernel names the process, so it can't be another's."""
+        """Kill the daemon. It holds its lock, so its process id can't be another's."""
         with suppress(OSError):
-            os.kill(peer_pid(self._socket), signal.SIGKILL)
+            if pid := daemon_pid():
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self._socket.close()

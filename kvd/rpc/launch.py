@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvd import paths
 from kvd.errors import UnavailableError
 from kvd.regular import check_regular
+from kvd.rpc.peer import daemon_pid
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,6 +47,11 @@ def try_connect(timeout: float = 5.0) -> socket.socket | None:
             reason = "it does not answer" if full or isinstance(error, TimeoutError) else error.strerror
             raise UnavailableError(f"can't reach the daemon: {reason}", hint="kvd stop --now") from error
         return sock
+
+
+def connect_to_running(timeout: float = 5.0) -> socket.socket | None:
+    """`try_connect`, but None where systemd listens for a daemon that does not run: that would start it."""
+    return None if daemon_pid() is None else try_connect(timeout)
 
 
 def connect_or_start(seconds: float = START_SECONDS) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from kvd.config import bounds
 from kvd.errors import KvdError, UsageError, error_from_json
 
 PROTOCOL = 1
@@ -25,9 +26,9 @@ MAX_FILTERS = 100
 MAX_FILTER = 1_000
 """Patterns of paths, or languages, of one request, and characters of each."""
 
-TOP_K = (1, 200)
-BUDGET = (64, 10_000_000)
-MAX_TOKENS = (1, 1_000_000)
+TOP_K = bounds("top_k")
+BUDGET = bounds("budget")
+MAX_TOKENS = bounds("max_tokens")
 """Least and most of the params of these names."""
 
 Message = dict[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
+from kvd.config import bounds
 from kvd.errors import UsageError
 from kvd.rpc.messages import BUDGET, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
 
@@ -85,6 +86,7 @@ class SearchParams:
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class AskParams:
     progress_token: int | str | None = _token()
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
+    rerank_ms: int | None = _number(*bounds("rerank_ms"))
 
 
 @dataclass(frozen=True, slots=True)

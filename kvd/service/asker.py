@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from kvd.types import Hit, Progress
 
 Emit = Callable[[dict[str, Any]], None]
 """Gets the values of `$/progress`, in the event loop."""
+
+SettingsFor = Callable[[Path], Awaitable[Settings]]
+"""Gives the settings for the repository at a root."""
 
 TOKEN_KINDS = (
     "recalled",
@@ -48,6 +51,7 @@ class Question:
     budget: int | None = None
     max_tokens: int | None = None
     reuse: bool | None = None
+    rerank_ms: int | None = None
 
 
 def stage_value(progress: Progress) -> dict[str, Any]:
@@ -142,12 +146,12 @@ class Asker:
         milliseconds = settings.rerank_ms or ON_DEMAND_MS
         return await rerank(self._engine, model, query, hits, settings, milliseconds, on_event)
 
-    async def prefetch(self, client: int, repo: str, question: Question, settings: Settings) -> dict[str, Any]:
+    async def prefetch(self, client: int, repo: str, question: Question, settings_for: SettingsFor) -> dict[str, Any]:
         """The result of `prefetch`: recalls from the index as it is, loads no model, and gives way to questions."""
-        settings = _applied(question, settings)
         # Before anything is waited for: drafts that come one upon the other stay in their order.
         async with self._engine.drafts.turn(client) as draft:
             root = await self._repositories.find_root(repo)
+            settings = _applied(question, await settings_for(root))
             hits = list[Hit]()
             if not draft.dropped:
                 hits = await self._repositories.search(root, question.text, settings.top_k, question.only)
@@ -203,9 +207,11 @@ class _Clock:
 
 
 def _applied(question: Question, settings: Settings) -> Settings:
-    """The settings with what this question asks for itself."""
+    """The settings with what this question asks for itself. Without reuse nothing is loaded anew."""
     return replace(
         settings,
+        reuse=settings.reuse or question.reuse is True,
+        rerank_ms=settings.rerank_ms if question.rerank_ms is None else question.rerank_ms,
         top_k=question.top_k or settings.top_k,
         budget=question.budget or settings.budget,
         max_tokens=question.max_tokens or settings.max_tokens,

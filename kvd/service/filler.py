@@ -67,6 +67,11 @@ class Filler(GivingWay):
         self.fault = ""
         return left > 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is something left to do."""
+        return self._task is not None and not self._task.done()
+
     async def close(self) -> None:
         """Stop after the batch at work; what is done is kept."""
         if self._task is not None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ class Service:
 
     async def index(self, path: str, background: bool, emit: Emit) -> dict[str, Any]:
         """Index the repository that `path` is in; in the background: only start with it."""
-        settings = load_settings()
         root = await self._repositories.find_root(path)
+        settings = await _settings_for(root)
         if not background:
             return (await self._update(root, settings, lambda p: emit(stage_value(p)))).to_json()
         self._unattended.want(root)
@@ -68,7 +69,7 @@ class Service:
         return summary
 
     async def _update_unattended(self, root: Path) -> IndexSummary | None:
-        summary = await self._watching.refresh(root, load_settings())
+        summary = await self._watching.refresh(root, await _settings_for(root))
         self._watching.used(root)
         return summary
 
@@ -80,11 +81,14 @@ class Service:
         emit: Emit,
         by_model: bool = False,
         only: Only = EVERYTHING,
+        rerank_ms: int | None = None,
     ) -> dict[str, Any]:
         """Ranked chunks of what `only` leaves. Updates the index first; needs no model unless that is to judge too."""
         received = time.monotonic()
-        settings = load_settings()
         root = await self._repositories.find_root(repo)
+        settings = await _settings_for(root)
+        if rerank_ms is not None:
+            settings = replace(settings, rerank_ms=rerank_ms)
         notices = Notices(emit)
         with self._watching.making_way():
             notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
@@ -112,7 +116,7 @@ class Service:
         root = await self._repositories.find_root(repo)
         try:
             with self._watching.making_way():
-                result = await self._asker.ask(root, question, load_settings(), emit)
+                result = await self._asker.ask(root, question, await _settings_for(root), emit)
         finally:
             self._watching.used(root)
         # Nothing is awaited from here on, so that what is counted as answered is answered.
@@ -121,7 +125,7 @@ class Service:
 
     async def prefetch(self, client: int, repo: str, draft: Question) -> dict[str, Any]:
         """Bring the code that `draft` recalls into memory, if the engine has nothing else to do."""
-        return await self._asker.prefetch(client, repo, draft, load_settings())
+        return await self._asker.prefetch(client, repo, draft, _settings_for)
 
     def left(self, client: int) -> None:
         """A client is gone: nothing is kept for it."""
@@ -183,6 +187,15 @@ class Service:
             _log.info("unloaded the model after %d idle minutes", minutes)
         await self._repositories.unload_if_idle(minutes * 60 or math.inf)
 
+    @property
+    def busy(self) -> bool:
+        """Whether something goes on in the background that was asked for. Watching is not, nor what comes of it."""
+        return self._unattended.busy or self._repositories.filler.busy
+
+    def daemon_idle_minutes(self) -> int:
+        """For how long a daemon without clients stays; 0: forever."""
+        return _settings_or_fault()[0].daemon_idle_minutes
+
     async def close(self) -> None:
         """Stop what runs in the background, unload the model, write what is worth keeping."""
         await self._unattended.close()
@@ -190,6 +203,11 @@ class Service:
         await self._repositories.close()
         await self._engine.stop()
         await asyncio.to_thread(self._writer.close, _FLUSH_SECONDS)
+
+
+async def _settings_for(root: Path) -> Settings:
+    """With what the repository sets; not in the event loop, as its file may be on a slow file system."""
+    return await asyncio.to_thread(load_settings, root)
 
 
 def _settings_or_fault() -> tuple[Settings, str]:

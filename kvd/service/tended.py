@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvd import paths
-from kvd.config import load_settings
+from kvd.config import REPOSITORY_FILE, load_settings
 from kvd.errors import CancelledError, KvdError, RepositoryError
 from kvd.service.background import Background
 from kvd.service.repositories import Repositories
@@ -22,6 +22,7 @@ from kvd.source.watch import Changes, NoEventsError, Noticed, RootWatch, Watcher
 _log = logging.getLogger(__name__)
 
 OFF = "watch = false in the settings"
+_OFF_HERE = f"watch = false in its {REPOSITORY_FILE}"
 
 MOST_FOLDERS = 8_192
 """Of one repository, and of all together: inotify watches, of which the system has a limited number for a user."""
@@ -133,6 +134,8 @@ class Tended:
         """Index what changed, if that counts."""
         if not await self._background.run(lambda: os.path.realpath(self.root) == str(self.root)):
             self._noticed.end("its folder was replaced by a link")
+        if why := await self._background.run(lambda: _why_off(self.root)):
+            self._noticed.end(why)
         if self.ended:
             return
         changes = self._noticed.take()
@@ -170,10 +173,7 @@ class Tended:
         started = time.monotonic()
         result = "failed"
         try:
-            settings = load_settings()
-            if not settings.watch:
-                self._noticed.end(OFF)
-                return
+            settings = await self._background.run(lambda: load_settings(self.root))
             summary = await self._repositories.refresh(
                 self.root, settings, self._background, since=changes.moment or started, files=changes.files
             )
@@ -196,6 +196,14 @@ class Tended:
         self._took, self._looked = took, True
         rest = took * _REST_SHARE * 2 ** min(self._fruitless, 10)
         self._rest_until = time.monotonic() + min(rest, _LONGEST_REST)
+
+
+def _why_off(root: Path) -> str:
+    """Why the settings have `root` not watched, or ""; from settings that can't be read nothing follows."""
+    with suppress(KvdError):
+        if not load_settings(root).watch:
+            return _OFF_HERE if load_settings().watch else OFF
+    return ""
 
 
 def _own_folders() -> frozenset[str]:

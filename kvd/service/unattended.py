@@ -22,6 +22,11 @@ class Unattended:
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._wanted: set[Path] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a run goes on or waits."""
+        return bool(self._tasks)
+
     def want(self, root: Path) -> None:
         """Have `root` brought up to date by a run that begins after this."""
         self._wanted.add(root)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Set
 from pathlib import Path
 
 from kvd.git import git_environment
-from kvd.source.tree import git_root
+from kvd.paths import git_root
 from kvd.source.walk import walk_folders
 from kvd.source.watch import NoEventsError
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvd.errors import RepositoryError
 from kvd.git import git_environment
+from kvd.paths import git_root
 from kvd.source.ignore import IGNORED, own_rules
 from kvd.source.walk import walk_folder
 
@@ -82,18 +83,6 @@ def list_files(root: Path) -> Listing:
         listing.skipped[IGNORED] += len(listing.files) - len(kept)
         listing.files = kept
     return listing
-
-
-def git_root(folder: Path) -> Path | None:
-    """The folder at or above `folder` that holds a `.git`, or None."""
-    for candidate in (folder, *folder.parents):
-        marker = candidate / ".git"
-        try:
-            if (marker / "HEAD").is_file() or marker.is_file():
-                return candidate
-        except OSError:
-            continue
-    return None
 
 
 def _git_names(root: Path) -> list[str] | None:

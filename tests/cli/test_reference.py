@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from kvd.config import FIELDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "commands.md"
@@ -22,10 +24,19 @@ Exit codes: 0 done (also when nothing relevant was found), 1 failed, 2 usage, 3 
 _SETTINGS = """
 ## Settings
 
-Top-level keys of `$XDG_CONFIG_HOME/kvd/config.toml` (`~/.config/kvd/config.toml`):
+`kvd config` shows them all with where they come from. A flag goes before the environment (`KVD_` and the key in
+capitals: `KVD_BUDGET=1024`; an empty variable counts as none), that before the repository's `.kvd.toml`, that before
+the user's `$XDG_CONFIG_HOME/kvd/config.toml` (`~/.config/kvd/config.toml`). Keys are at the top level of these files;
+`kvd config set` and `unset` write the user's.
 
-| key | default | meaning |
-|---|---|---|
+- Variables that are about one request count in the environment of the command, and come with its request. The others
+  count in that of the daemon, from its start on; a command says so when its own have not reached the daemon that runs.
+- Anybody may have written a `.kvd.toml`: it lies at the repository's root, is a regular file of at most 4 kB and no
+  link, and can set only what the last column allows ("less": not above what it is without that file, `false` being
+  less than `true`). Anything else in it is an error, for this repository alone.
+
+| key | default | meaning | environment of | `.kvd.toml` |
+|---|---|---|---|---|
 """
 
 
@@ -41,19 +52,18 @@ def _help(*command: str) -> str:
 
 
 def _settings() -> list[str]:
-    """A row for each field of `Settings`: its default and the docstring below it."""
-    tree = ast.parse((ROOT / "kvd" / "config.py").read_text("utf-8"))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings").body
+    """A row for each setting."""
     rows = []
-    for field, text in zip(body[1::2], body[2::2], strict=True):
-        assert isinstance(field, ast.AnnAssign)
-        assert isinstance(text, ast.Expr)
-        assert isinstance(text.value, ast.Constant)
-        assert field.value is not None
-        default = ast.unparse(field.value)
-        rows.append(
-            f"| `{ast.unparse(field.target)}` | {default.lower()} | {' '.join(str(text.value.value).split())} |"
+    for name, found in FIELDS.items():
+        rule = found.metadata
+        cells = (
+            f"`{name}`",
+            f"`{json.dumps(found.default)}`",
+            rule["meaning"],
+            "command" if rule["request"] else "daemon",
+            rule["repository"] or "no",
         )
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 

@@ -91,7 +91,14 @@ def test_folder_and_socket_are_for_this_user_alone() -> None:
 def test_initialize_tells_version_and_pid(raw: Raw, fake_daemon: FakeDaemon) -> None:
     raw.request("a", "initialize", {"version": "0.0.0"})
     result = raw.next()["result"]
-    assert result == {"version": "0.1.0", "protocol": 1, "pid": fake_daemon.process.pid, "active": 0, "stopping": False}
+    assert result == {
+        "version": "0.1.0",
+        "protocol": 1,
+        "pid": fake_daemon.process.pid,
+        "active": 0,
+        "stopping": False,
+        "environment": {},
+    }
 
 
 WRONG = [

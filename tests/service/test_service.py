@@ -47,6 +47,21 @@ def question(text: str, **changes: Any) -> Question:
     return Question(text, time.monotonic(), **changes)
 
 
+def test_what_was_asked_for_in_the_background_keeps_the_daemon(repository: Path) -> None:
+    async def body(service: Service, values: Values) -> None:
+        def busy() -> bool:
+            return service.busy
+
+        assert not busy()
+        await service.index(str(repository), True, values.append)
+        assert busy()
+        while busy():
+            await asyncio.sleep(0.01)
+        assert (await service.status())["indexes"][0]["complete"]
+
+    run(body)
+
+
 def test_an_answer_has_what_the_contract_says(repository: Path, fake_model: Path) -> None:
     async def body(service: Service, values: Values) -> None:
         asked = question("sessions that expire")

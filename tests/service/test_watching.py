@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvd import paths
-from kvd.errors import StoreError
+from kvd.errors import StoreError, UsageError
 from kvd.recall.rank import search
 from kvd.service import repositories, tended, watching
 from kvd.service.background import Background
@@ -490,6 +490,22 @@ def test_the_setting_ends_it(repository: Path) -> None:
         await desk.service.index(str(repository), False, lambda value: None)
         assert desk.state(repository)["why"] == "watch = false in the settings"
         write("watch = true\n")
+        await desk.watch(repository)
+
+    run(body)
+
+
+def test_a_repository_can_end_its_own(repository: Path) -> None:
+    async def body(desk: Desk) -> None:
+        await desk.watch(repository)
+        (repository / ".kvd.toml").write_text("watch = false\n")
+        await desk.until(lambda: desk.state(repository)["state"] == "off")
+        assert desk.state(repository)["why"] == "watch = false in its .kvd.toml"
+        (repository / ".kvd.toml").write_text("nonsense\n")
+        (repository / "a.py").write_text("def one(): pass\n")
+        with pytest.raises(UsageError, match=r"/\.kvd\.toml:1: "):
+            await desk.service.index(str(repository), False, lambda value: None)
+        (repository / ".kvd.toml").unlink()
         await desk.watch(repository)
 
     run(body)
