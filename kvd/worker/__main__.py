@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 import traceback
 from typing import NoReturn
 
-from kvd.engine.machine import wait_briefly
+from kvd.worker.process import prepare
 
 
 def main() -> None:
-    # Native code prints to standard output when it likes; frames get a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    faulthandler.enable()
-    wait_briefly()
+    answers = prepare()
     from kvd.engine.log import quiet_llama_log
     from kvd.worker.child import Child
 

@@ -7,18 +7,13 @@ little-endian, one row after the other, each of length 1. It ends at the end of 
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from kvd.engine.machine import wait_briefly
 from kvd.errors import KvdError, UsageError
+from kvd.worker.process import prepare
 from kvd.worker.protocol import Message, encode_frame, read_frame
 
 if TYPE_CHECKING:
@@ -34,26 +29,9 @@ class Engine(Protocol):
         ...
 
 
-_PR_SET_PDEATHSIG = 1
-"""Of `prctl(2)`."""
-
-
 def main() -> None:
-    # Native code prints to standard output when it likes; frames get a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    faulthandler.enable()
-    _end_with_parent()
-    wait_briefly()
+    answers = prepare()
     serve(sys.stdin.buffer, answers)
-
-
-def _end_with_parent() -> None:
-    """Have the system kill this process when the thread that started it ends: one that is stopped reads no end of
-    input, and one that computes reads it late."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

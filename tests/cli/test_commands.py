@@ -365,6 +365,8 @@ def test_what_does_not_fit_the_gpu_is_told(kvd: Kvd, repository: Path, isolated_
 
 def test_status_and_logs(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     kvd.ok("ask", f"store {EXPIRED}", "--repo", str(repository))
+    # Blocks are written behind the answer.
+    poll(lambda: "1 block, 1 dropped" in kvd.ok("status"))
     lines = {line.split()[0]: line for line in kvd.ok("status").splitlines()}
     assert re.match(r"daemon   running, kvd 0\.1\.0, pid \d+, up \d+ s$", lines["daemon"])
     assert lines["model"] == "model    fake"

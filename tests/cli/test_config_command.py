@@ -45,8 +45,8 @@ def test_every_setting_is_shown_with_where_it_comes_from(
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["get", "modle"], "there is no setting 'modle'", "known: n_ctx, budget, "),
-        (["unset", "modle"], "there is no setting 'modle'", "known: n_ctx, budget, "),
+        (["get", "modle"], "there is no setting 'modle'", "known: n_ctx, parallel, budget, "),
+        (["unset", "modle"], "there is no setting 'modle'", "known: n_ctx, parallel, budget, "),
         (["set", "n_ctx", "many"], "n_ctx must be a whole number, not 'many'", "kvd config set n_ctx 8192"),
         (["set", "gpu_layers", "-2"], "gpu_layers must be between -1 and 1000, not -2", "kvd config set gpu_layers -1"),
         (["set", "watch", "2"], "watch must be true or false, not '2'", "kvd config set watch true"),

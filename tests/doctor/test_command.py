@@ -35,7 +35,7 @@ def test_every_fault_has_its_line_and_its_hint(kvd: Kvd, isolated_home: Path) ->
     told = json.loads(done.stdout)
     faults = {item["part"]: item for item in told["findings"] if item["verdict"] == "fault"}
     assert set(faults) == {"settings", "model"}
-    assert "budget must be int" in faults["settings"]["text"]
+    assert "budget must be a whole number" in faults["settings"]["text"]
     assert str(file) in faults["model"]["text"]
     assert all(item["hint"] for item in faults.values())
     assert told["error"] == {"code": "failed", "message": "2 faults found", "hint": faults["settings"]["hint"]}

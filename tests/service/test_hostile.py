@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvd import paths
+from kvd.errors import UsageError
 from kvd.service.service import Service
 
 from .test_service import Values, question, run
@@ -44,7 +45,7 @@ def hostile(repository: Path, isolated_home: Path) -> Path:
         file.write_text(ORDERS)
     (repository / "link.py").symlink_to(outside / "secret.py")
     (repository / "folder").symlink_to(outside)
-    for name in (".kvd.toml", "kvd.toml", ".kvd/config.toml", "config.toml", "kvd/config.toml"):
+    for name in ("kvd.toml", ".kvd/config.toml", "config.toml", "kvd/config.toml"):
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).write_text(f'top_k = 1\nmax_tokens = 1\nembedder = "{outside}/model.gguf"\n')
     (repository / ".gitattributes").write_text("* filter=evil diff=evil\n")
@@ -81,6 +82,11 @@ def test_what_a_repository_says_adds_no_sources(hostile: Path, fake_model: Path,
         assert not any("secret" in source["path"] for source in found["sources"])
         # None of its settings counts.
         assert len(result["sources"]) > 1
+
+        # The one that is looked at can't ask for anything that is the user's to decide.
+        (hostile / ".kvd.toml").write_text('embedder = "/outside/model.gguf"\n')
+        with pytest.raises(UsageError, match="a repository can't set embedder"):
+            await service.ask(str(hostile), question(said), values.append)
 
     run(body)
     assert SECRET.encode() not in paths.index_file(hostile).read_bytes()
