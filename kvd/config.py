@@ -61,7 +61,7 @@ class Settings:
         high=1 << 20,
     )
     parallel: int = _setting(
-        8, "Most questions answered at the same time, as far as their cells allow.", low=1, high=32
+        4, "Most questions answered at the same time, as far as their cells allow.", low=1, high=32
     )
     budget: int = _setting(
         2048,

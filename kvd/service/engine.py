@@ -128,9 +128,13 @@ class EngineClient:
 
     async def _answered(self, child: EngineChild, asking: Asking) -> dict[str, Any]:
         """The child's answer; a child that gives no sign of life any more is ended."""
+        silent = 0
         while not asking.answer.done():
+            frames = child.frames
             await asyncio.wait({asking.answer}, timeout=_HANG_SECONDS / _LOOKS)
-            if child.silent_seconds > _HANG_SECONDS:
+            # Looks are counted, not seconds: after a pause of this process too there are frames to be read.
+            silent = silent + 1 if child.frames == frames else 0
+            if silent == _LOOKS:
                 child.kill(f"it gave no sign of life for {_HANG_SECONDS:.0f} s")
         return asking.answer.result()
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ Counted = Callable[[Mapping[str, int]], None]
 """Gets the child's counters, `kvd.worker.protocol.COUNTERS`, as they are since its start."""
 
 _CANCEL_SECONDS = 20.0
+_ANSWERED = ("ask", "rank")
+"""Methods that somebody waits for."""
 _STOP_SECONDS = 10.0
 _READ_AHEAD = 1 << 20
 _MAX_LOG_LINE = 1_000
@@ -37,6 +38,7 @@ class Asking:
     """A request on its way: cancel it by its id."""
 
     id: int
+    method: str
     answer: asyncio.Future[dict[str, Any]]
     on_event: Event
 
@@ -54,7 +56,8 @@ class EngineChild:
         self._killed = ""
         """Why kvd itself ended the process, or ""."""
         self._dead = False
-        self._heard = time.monotonic()
+        self.frames = 0
+        """How many it has sent."""
 
     @property
     def alive(self) -> bool:
@@ -65,11 +68,6 @@ class EngineChild:
     def died(self) -> bool:
         """True when it has ended, other than by kvd's doing."""
         return self._dead and self._process is not None and not self._killed and self._process.returncode != 0
-
-    @property
-    def silent_seconds(self) -> float:
-        """Since its last frame, or since it was asked something after that."""
-        return time.monotonic() - self._heard
 
     @property
     def pid(self) -> int | None:
@@ -100,13 +98,11 @@ class EngineChild:
 
     def send(self, method: str, params: dict[str, Any], on_event: Event) -> Asking:
         """Send a request. Its future raises the child's error, or `UnavailableError` at the child's death."""
-        asking = Asking(next(self._ids), asyncio.get_running_loop().create_future(), on_event)
+        asking = Asking(next(self._ids), method, asyncio.get_running_loop().create_future(), on_event)
         asking.answer.add_done_callback(_take_note)
         if self._dead:
             asking.answer.set_exception(self._obituary())
             return asking
-        if not self._askings:
-            self._heard = time.monotonic()
         self._askings[asking.id] = asking
         self._write({"id": asking.id, "method": method, "params": params})
         return asking
@@ -117,10 +113,15 @@ class EngineChild:
             self._write({"method": "cancel", "params": {"id": asking.id}})
 
     async def give_up(self, asking: Asking) -> None:
-        """Tell the child to stop the question that it answers; one that does not listen is stopped itself."""
+        """Tell the child to stop the question that it answers.
+
+        One that does not listen is ended itself, unless others ask it something: a long step is not worth their
+        answers.
+        """
         self.cancel(asking)
         done, _ = await asyncio.wait({asking.answer}, timeout=_CANCEL_SECONDS)
-        if not done:
+        others = any(other.method in _ANSWERED and other is not asking for other in self._askings.values())
+        if not done and not others:
             self.kill("it did not stop when it was told to")
             await asyncio.wait({asking.answer})
 
@@ -165,7 +166,7 @@ class EngineChild:
         return UnavailableError(f"the engine stopped ({self._killed or describe_end(code)})", hint=hint)
 
     def _route(self, message: dict[str, Any], blob: bytes) -> None:
-        self._heard = time.monotonic()
+        self.frames += 1
         if "counters" in message:
             self._counted(dict(message["counters"]))
         number, event = message.get("id"), message.get("event")

@@ -88,7 +88,13 @@ class Answerer:
 
     def room(self, question: Question, ending: int) -> int:
         """Tokens that a prompt which ends with so many has for chunks and their headers; may be negative."""
-        return self.engine.longest - len(self.prompts.prefix) - ending - self.longest_answer(question)
+        prompt = min(self.engine.longest, self.engine.n_ctx - self.unshared)
+        return prompt - len(self.prompts.prefix) - ending - self.longest_answer(question)
+
+    @property
+    def unshared(self) -> int:
+        """Cells that a prompt needs for the prefix beside those that lie under all prompts."""
+        return 0 if self.prefix_reuse else len(self.prompts.prefix)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` when the pool's or the cells' books are wrong. While no question is answered."""
@@ -106,6 +112,7 @@ class _Turn:
         self._batcher, self._admission = answerer.batcher, answerer.admission
         self._reuse = answerer.reuse if question.reuse else None
         self._recompute, self._prefix_reuse = answerer.recompute, answerer.prefix_reuse
+        self._unshared = answerer.unshared
         self._question, self._listener = question, listener
         self._max_tokens = answerer.longest_answer(question)
         self._start = perf_counter()
@@ -151,9 +158,9 @@ class _Turn:
             return placed[-1].end if placed else len(self._prompts.prefix), _count(placed)
         return self._compute_all(pieces, headers)
 
-    def _enter(self, runs: Sequence[tuple[Hashable, int]], whole: bool = False) -> LivePrompt:
+    def _enter(self, runs: Sequence[tuple[Hashable, int]], rest: int, whole: bool = False) -> LivePrompt:
         with self._spans.measure("wait"):
-            self._live = self._admission.enter(runs, self._rest, self._listener.step, whole)
+            self._live = self._admission.enter(runs, rest, self._listener.step, whole)
         return self._live
 
     def _leave(self) -> None:
@@ -213,7 +220,7 @@ class _Turn:
         start = len(self._prompts.prefix)
         tokens = joined(headers, pieces)
         self._leave()
-        live = self._enter([("computed", len(tokens))]).slot.live
+        live = self._enter([("computed", self._unshared + len(tokens))], self._rest).slot.live
         step = self._listener.step
         if self._prefix_reuse:
             self._batcher.call(lambda: self._engine.share(PREFIX, live))
@@ -233,7 +240,10 @@ class _Turn:
             return None
         # Heads see what is stored of the chunks before them. Where those have tokens computed in place instead, the
         # cells of another prompt do not hold that, and only all of them will do.
-        live = self._enter([(_content(item), item.end - item.start) for item in placed], whole=self._recompute > 0)
+        runs = [(_content(item), item.end - item.start) for item in placed]
+        # While heads are computed there are two cells for each token that is computed in place.
+        rest = max(self._rest, sum(item.recompute for item in placed))
+        live = self._enter(runs, rest, whole=self._recompute > 0)
         length = len(live.runs)
         resident, new = [replace(item, resident=True) for item in placed[:length]], placed[length:]
         bringing = Bringing(reuse, self._listener, self._spans, live.slot)

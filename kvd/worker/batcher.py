@@ -11,14 +11,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from kvd.engine.llama import BATCH, BatchToken, LlamaEngine
 from kvd.errors import ModelError, UnavailableError
 from kvd.worker.decoding import SLICE, Answering, Step
 
-BESIDE_ANSWERS = 64
-"""Prefill tokens in a step that answers wait for. Below that llama.cpp's kernels are slower for each token."""
+_STEP_SECONDS = 0.3
+"""What a step that answers wait for may take, by what tokens took lately."""
+_LEAST_BESIDE, _MOST_BESIDE = 16, 64
+"""Prefill tokens in such a step. Fewer than 64 are slower for each token, and more gain nothing."""
+_FORGET = 0.7
+"""What the measure of a token's time keeps of its former value with each step."""
 
 T = TypeVar("T")
 
@@ -103,6 +108,7 @@ class Batcher:
         self._answers: list[_Answer] = []
         self._served_by: int | None = None
         self._closed = False
+        self._token_seconds = 0.0
         self.steps = self.tokens = 0
         """Steps that were made while it was served, and tokens computed in them."""
 
@@ -221,16 +227,24 @@ class Batcher:
 
     def _compose(self) -> list[_Part]:
         parts: list[_Part] = [(work, work.take(1)) for work in self._answers if _is_wanted(work)]
-        room = BESIDE_ANSWERS if parts else BATCH
+        room = self._beside_answers() if parts else BATCH
         for work in self._prefills:
             if room and _is_wanted(work):
                 parts.append((work, work.take(room)))
                 room -= len(parts[-1][1])
         return parts
 
+    def _beside_answers(self) -> int:
+        """Prefill tokens of a step that keeps answers flowing, however slow the machine is."""
+        if not self._token_seconds:
+            return _MOST_BESIDE
+        return min(_MOST_BESIDE, max(_LEAST_BESIDE, int(_STEP_SECONDS / self._token_seconds)))
+
     def _compute(self, parts: Sequence[_Part]) -> None:
+        batch = [token for _, tokens in parts for token in tokens]
+        started = perf_counter()
         try:
-            self._engine.decode([token for _, tokens in parts for token in tokens])
+            self._engine.decode(batch)
         except ModelError as error:
             if len(parts) == 1:
                 parts[0][0].done.set_exception(error)
@@ -240,6 +254,7 @@ class Batcher:
                 self._compute([part])
             return
         self.steps += 1
+        self._observe(len(batch), perf_counter() - started)
         end = 0
         for work, tokens in parts:
             end += len(tokens)
@@ -248,6 +263,12 @@ class Batcher:
             except Exception as error:  # it belongs to whoever asked for the work
                 work.done.set_exception(error)
         self.tokens += end
+
+    def _observe(self, tokens: int, seconds: float) -> None:
+        """Only of steps with a prefill: a token alone takes longer."""
+        if tokens >= _LEAST_BESIDE:
+            former = self._token_seconds or seconds / tokens
+            self._token_seconds = _FORGET * former + (1 - _FORGET) * seconds / tokens
 
 
 def _is_wanted(work: _Work) -> bool:

@@ -53,10 +53,10 @@ class Bringing:
             if found[index] is not None:
                 continue
             if body in made:
-                found[index] = self._copy(made[body])
+                found[index] = self.again(made[body])
             elif worth(body):
                 self._listener.progress(Progress("prefill", len(made), missing))
-                found[index] = made[body] = self._make(body)
+                found[index] = made[body] = self.make(body)
         if made:
             self._listener.progress(Progress("prefill", missing, missing))
         return found
@@ -74,12 +74,12 @@ class Bringing:
             self._listener.damaged(block)
         return found
 
-    def _copy(self, fetched: Fetched) -> Fetched:
+    def again(self, fetched: Fetched) -> Fetched:
         """The blocks of code that another chunk of the same request has."""
         with self._reuse.lock:
             return self._pin(self._reuse.pager.again(fetched))
 
-    def _make(self, body: Body) -> Fetched:
+    def make(self, body: Body) -> Fetched:
         """Compute a body, or take it from another question that does so at the same time."""
         with self._spans.measure("prefill"):
             while not self._reuse.claim(body, self._listener.step):

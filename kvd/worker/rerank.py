@@ -16,9 +16,10 @@ import numpy as np
 from kvd.engine.llama import BATCH, BatchToken, run
 from kvd.kv.bodies import Vector
 from kvd.kv.costs import LinearCost
-from kvd.kv.pager import Body
+from kvd.kv.pager import Body, Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
+from kvd.types import Progress
 from kvd.worker.answerer import Answerer
 from kvd.worker.batcher import nothing
 from kvd.worker.bringing import Bringing, Listener
@@ -84,7 +85,11 @@ class Reranker:
         judgement = _Judgement(self, candidates, asked, listener)
         # Resident prompts leave only where not even one candidate fits beside them.
         free = self.batcher.call(lambda: self._resident.free_cells)
-        live = self._admission.enter([], max(judgement.least_cells, min(judgement.most_cells, free)), listener.step)
+        cells = max(judgement.least_cells, min(judgement.most_cells, free))
+        try:
+            live = self._admission.enter([], cells, judgement.step_in_time)
+        except _LateError:
+            return Judged([None] * len(candidates.pieces), 0)
         try:
             return judgement.run(live)
         finally:
@@ -99,6 +104,7 @@ class _Judgement:
         self._reuse, self._cue, self._cost = reranker.reuse, reranker.cue, reranker.cost
         self._candidates, self._asked, self._listener = candidates, asked, listener
         self._deadline = perf_counter() + candidates.seconds
+        self._likely_without: float | None = None
         # Each is placed where its KV was made, as though it were the only one.
         self._places = [
             place(len(self._prompts.prefix), [self._prompts.header(1, piece)], [body_of(piece, self._prompts)], 0)[0]
@@ -115,38 +121,67 @@ class _Judgement:
         """What all of them take together."""
         return sum(self._cells_for(item) for item in self._places)
 
+    def step_in_time(self) -> None:
+        """For who still waits: raises at the deadline too."""
+        self._listener.step()
+        if perf_counter() > self._deadline:
+            raise _LateError
+
     def run(self, live: LivePrompt) -> Judged:
         gains: list[float | None] = [None] * len(self._places)
         bringing = Bringing(self._reuse, self._listener, Spans(), live.slot)
         try:
-            ready = self._bring(bringing)
-            ready = ready[: self._affordable(ready)]
-            if ready:
-                without = self._without(live.slot)
-                for group in self._groups(ready, live.reserved):
-                    for candidate, likely in zip(group, self._judge_group(group, live.slot), strict=True):
-                        gains[candidate.index] = likely - without
+            bodies = [item.body for item in self._places]
+            stored = bringing.bring(bodies, self._candidates.vector, worth=lambda body: False)
+            # What has KV comes first: to judge it takes a small part of what it takes to make KV.
+            self._judge([_Candidate(index, found) for index, found in self._filled(stored)], gains, live)
+            self._judge(self._made(stored, bringing), gains, live)
         except (PoolFullError, _RefusedError):
             # A pool for one prompt need not hold the code of many candidates. What is judged is judged.
             pass
         finally:
             bringing.release()
+        if sum(gain is not None for gain in gains) < _LEAST:
+            gains = [None] * len(gains)
         return Judged(gains, bringing.computed)
 
-    def _bring(self, bringing: Bringing) -> list[_Candidate]:
-        """The candidates that have KV, those among them that could be computed in time."""
-        judging = self._predict(sum(self._tokens(item) for item in self._places))
+    def _filled(self, stored: Sequence[Fetched | None]) -> Iterator[tuple[int, Placed]]:
+        for index, (item, fetched) in enumerate(zip(self._places, stored, strict=True)):
+            if fetched is not None:
+                yield index, filled([item], [fetched])[0]
 
-        def worth(body: Body) -> bool:
-            needed = self._reuse.pager.costs.prefill.predict(len(body.tokens)) + judging
-            return perf_counter() + needed <= self._deadline
+    def _made(self, stored: Sequence[Fetched | None], bringing: Bringing) -> list[_Candidate]:
+        """Candidates without KV that get it now: as many as can be made and judged in time, from the first on."""
+        made: list[_Candidate] = []
+        by_body: dict[Body, Fetched] = {}
+        missing = [(index, item) for index, item in enumerate(self._places) if stored[index] is None]
+        tokens = 0
+        for index, item in missing:
+            if item.body in by_body:
+                fetched = bringing.again(by_body[item.body])
+            elif self._in_time(len(item.body.tokens), tokens + self._tokens(item)):
+                self._listener.progress(Progress("prefill", len(made), len(missing)))
+                fetched = by_body[item.body] = bringing.make(item.body)
+            else:
+                continue
+            tokens += self._tokens(item)
+            made.append(_Candidate(index, filled([item], [fetched])[0]))
+        return made
 
-        stored = bringing.bring([item.body for item in self._places], self._candidates.vector, worth=worth)
-        return [
-            _Candidate(index, filled([item], [fetched])[0])
-            for index, (item, fetched) in enumerate(zip(self._places, stored, strict=True))
-            if fetched is not None
-        ]
+    def _in_time(self, body: int, judged: int) -> bool:
+        """Whether a body of so many tokens can be made, and so many tokens computed to judge."""
+        needed = self._reuse.pager.costs.prefill.predict(body) + self._predict(judged)
+        return perf_counter() + needed <= self._deadline
+
+    def _judge(self, ready: Sequence[_Candidate], gains: list[float | None], live: LivePrompt) -> None:
+        ready = ready[: self._affordable(ready)]
+        if not ready:
+            return
+        if self._likely_without is None:
+            self._likely_without = self._without(live.slot)
+        for group in self._groups(ready, live.reserved):
+            for candidate, likely in zip(group, self._judge_group(group, live.slot), strict=True):
+                gains[candidate.index] = likely - self._likely_without
 
     def _tokens(self, placed: Placed) -> int:
         """Tokens to compute for one candidate."""
@@ -165,7 +200,7 @@ class _Judgement:
             if self._predict(tokens) > left:
                 break
             count += 1
-        return count if count >= _LEAST else 0
+        return count
 
     def _groups(self, ready: Sequence[_Candidate], cells: int) -> Iterator[list[_Candidate]]:
         """Cut so that a batch holds all heads and all tails of a group, and the cells suffice."""
@@ -256,3 +291,7 @@ class _Judgement:
 
 class _RefusedError(Exception):
     """llama.cpp did not take a state."""
+
+
+class _LateError(Exception):
+    """The time is over before there was room in the cells."""

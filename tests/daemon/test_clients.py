@@ -158,8 +158,8 @@ def test_unknown_notifications_and_cancels_are_ignored(raw: Raw) -> None:
 def test_requests_of_one_client_are_bounded(raw: Raw, repository: Path) -> None:
     for number in range(MAX_IN_FLIGHT + 1):
         raw.request(number, "ask", {"question": "slow session", "repo": str(repository)})
-    # Eight are answered at the same time, and twelve may wait.
-    answers = [raw.answer() for _ in range(MAX_IN_FLIGHT + 1 - 8 - 12)]
+    # Four are answered at the same time, and twelve may wait.
+    answers = [raw.answer() for _ in range(MAX_IN_FLIGHT + 1 - 4 - 12)]
     codes = {answer["error"]["data"]["code"] for answer in answers}
     assert codes == {"busy"}
     assert MAX_IN_FLIGHT in {answer["id"] for answer in answers}
@@ -263,7 +263,7 @@ def test_the_engines_death_is_an_error_and_no_more(client: Client, repository: P
 def test_too_many_questions_are_refused(repository: Path) -> None:
     with ExitStack() as stack:
         # As many as are answered at the same time, and a queue.
-        crowd = [Raw() for _ in range(8 + 16)]
+        crowd = [Raw() for _ in range(4 + 16)]
         for one in crowd:
             stack.enter_context(one.socket)
             one.request(1, "ask", {"question": "slow session", "repo": str(repository)})

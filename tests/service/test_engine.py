@@ -409,6 +409,26 @@ def test_after_some_deaths_the_next_start_waits_longer_each_time(monkeypatch: py
     run(body)
 
 
+def test_one_who_is_not_listened_to_does_not_cost_others_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.service.engine_child._CANCEL_SECONDS", 0.2)
+
+    async def body(fixture: Fixture) -> None:
+        several = replace(LOAD, parallel=2)
+        # The child answers one after the other, and looks at nothing else meanwhile.
+        first = fixture.start("count 60", several)
+        await fixture.first_token()
+        pid = await fixture.pid()
+        second = fixture.start("say b", several)
+        await until(lambda: fixture.engine.running == 2)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert (await first)["answer"]
+        assert await fixture.pid() == pid
+
+    run(body)
+
+
 def test_leaving_during_the_load_does_not_start_it_over() -> None:
     async def body(fixture: Fixture) -> None:
         slow = replace(LOAD, model_name="slow-to-load")

@@ -9,12 +9,12 @@ import torch
 
 from kvd.engine.llama import LlamaEngine, run
 from kvd.errors import CancelledError, ModelError, UsageError
-from kvd.worker.answerer import Question
+from kvd.worker.answerer import Answerer, Question
 from kvd.worker.decoding import LIVE, PREFIX
 from kvd.worker.prompt import HEADER_TOKENS, Piece, PromptBuilder
 from kvd.worker.reuse import Reuse
 
-from .conftest import SOURCES, Rig, Rigs
+from .conftest import SOURCES, Rig, Rigs, with_prefix_alone
 
 QUESTION = "How is a password checked?"
 KINDS = ("resident", "reused_hot", "reused_cold", "recomputed", "prefilled")
@@ -327,3 +327,25 @@ def test_kv_that_is_not_finite_is_an_error_and_not_kept(rigs: Rigs, monkeypatch:
         rig.answerer.answer(question, rig.listener())
     assert not rig.written
     assert rig.pool.stats()["blocks"] == 0
+
+
+@pytest.mark.parametrize("recompute", [0, 8])
+def test_full_cells_hold_what_a_prompt_needs_while_its_heads_are_computed(rigs: Rigs, recompute: int) -> None:
+    """Resident prompts fill the cells; answers are short, so nothing else has room to spare."""
+    rig = rigs(recompute, residents=8)
+    pieces = rig.pieces()
+    for turn in range(6):
+        order = [dataclasses.replace(piece, start_line=turn + 1) for piece in pieces[turn % 3 :] + pieces[: turn % 3]]
+        tokens_of(rig.answerer.answer(Question("Why?", order, 600, 1), rig.listener()))
+    assert rig.answerer.resident.stats()["prompts"] > 1
+    rig.answerer.check_integrity()
+
+
+def test_a_prompt_without_a_shared_prefix_has_room_for_its_own(engine: LlamaEngine, prompts: PromptBuilder) -> None:
+    with_prefix_alone(engine, prompts)
+    answerer = Answerer(engine, prompts, None, 0, prefix_reuse=False, parallel=2)
+    body = prompts.body(SOURCES["src/auth.py"]) * 9
+    pieces = [Piece(index, f"a{index}.py", 1, 9, "", body[: 40 + index]) for index in range(40)]
+    result = answerer.answer(Question("Why?", pieces, 100_000, 8), Rig.silent())
+    assert len(result["chunks"]) > 2
+    answerer.check_integrity()

@@ -23,6 +23,7 @@ from kvd.worker.decoding import LIVE, PREFIX, WORK, sequences_for
 from kvd.worker.gate import divergence
 from kvd.worker.probe import Movable
 from kvd.worker.prompt import PromptBuilder
+from kvd.worker.rerank import Candidates, Reranker
 from kvd.worker.reuse import Reuse, fingerprint
 
 from .conftest import Rig, model_path, with_prefix_alone
@@ -201,6 +202,17 @@ def test_prompts_wait_for_room_in_the_order_in_which_they_came(rig: WideRig, wid
             future.result(10)
     assert order == ["large", "small"]
     assert resident.free_cells == resident.capacity
+
+
+def test_a_judgement_for_which_there_is_no_room_in_time_is_none(rig: WideRig) -> None:
+    assert rig.answerer.reuse is not None
+    reranker = Reranker(rig.answerer, rig.answerer.reuse)
+    with rig.served():
+        live = rig.answerer.admission.enter([], rig.answerer.resident.capacity, lambda: None)
+        judged = reranker.judge(Candidates(QUESTIONS[0], rig.pieces(), 0.2), rig.listener())
+        assert judged.gains == [None] * 3
+        rig.answerer.admission.leave(live)
+        assert None not in reranker.judge(Candidates(QUESTIONS[0], rig.pieces(), 600.0), rig.listener()).gains
 
 
 def test_a_prompt_that_waits_can_be_cancelled(rig: WideRig) -> None:
