@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvd import paths
 from kvd.config import DEFAULT_EMBEDDER
 from kvd.doctor.finding import Finding, fault, note, ok
 from kvd.ends import REINSTALL, describe_end, end_hint
@@ -119,14 +118,14 @@ def embedder(setting: str) -> list[Finding]:
     """The embedder that the settings name; the default one needs nothing that could be missing."""
     if setting == DEFAULT_EMBEDDER:
         return []
-    edit = f"edit {paths.config_file()}"
+    unset = "kvd config unset embedder"
     try:
         model = read_embedding_model(Path(os.path.expanduser(setting)))
         found = trial("kvd.worker.checkup", "embedder", json.dumps(model.request()))
     except ModelError as error:
-        return [fault("embedder", f"{setting}: {error.message}", error.hint or edit)]
+        return [fault("embedder", f"{setting}: {error.message}", error.hint or unset)]
     except (TrialError, OSError) as error:
-        return [fault("embedder", f"{setting}: {error}", edit)]
+        return [fault("embedder", f"{setting}: {error}", unset)]
     return [ok("embedder", f"{setting}, {found['dimension']} numbers a vector ({model.about})")]
 
 

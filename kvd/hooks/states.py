@@ -93,6 +93,9 @@ def _states(repository: Repository) -> Iterator[HookState]:
     passed_over = {file.event: file for file in _default_files(repository)}
     for file in _own_files(repository):
         found = [_of_config(repository, config, file.event), _of_file(repository, file)]
+        if not repository.configured:
+            # Where a hook would be put is told where there is none.
+            found.reverse()
         if file.event in passed_over:
             found.append(_of_file(repository, passed_over[file.event]))
         yield min(found, key=_rank)

@@ -6,7 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-from kvd import paths
 from kvd.config import DEFAULT_EMBEDDER, Settings
 from kvd.errors import ModelError, UsageError
 from kvd.models.embedding import EmbeddingModel, read_embedding_model
@@ -17,6 +16,7 @@ Stamp = tuple[tuple[object, ...], ...]
 
 _INLINE_S = 0.25
 """For so long the default embedder, which is fast, works at the end of an index run; the rest follows behind."""
+_HINT = "kvd config unset embedder"
 
 
 class Embedders:
@@ -73,12 +73,12 @@ class Embedders:
 
 def _check(path: Path) -> None:
     if not path.is_absolute():
-        raise UsageError(f"embedder must be {DEFAULT_EMBEDDER} or an absolute path, not {path}", hint=_hint())
+        raise UsageError(f"embedder must be {DEFAULT_EMBEDDER} or an absolute path, not {path}", hint=_HINT)
     try:
         path.stat()
     except (OSError, ValueError) as error:
         fault = getattr(error, "strerror", None) or error
-        raise UsageError(f"can't read the embedder {path}: {fault}", hint=_hint()) from error
+        raise UsageError(f"can't read the embedder {path}: {fault}", hint=_HINT) from error
 
 
 def _stamp(path: Path, model: EmbeddingModel) -> Stamp:
@@ -98,18 +98,14 @@ def _read(path: Path) -> EmbeddingModel:
     try:
         return read_embedding_model(path)
     except ModelError as error:
-        raise ModelError(f"no embedder: {error.message}", hint=error.hint or _hint()) from error
+        raise ModelError(f"no embedder: {error.message}", hint=error.hint or _HINT) from error
     except OSError as error:
-        raise ModelError(f"can't read the embedder {path}: {error.strerror}", hint=_hint()) from error
+        raise ModelError(f"can't read the embedder {path}: {error.strerror}", hint=_HINT) from error
 
 
 def _child(model: EmbeddingModel, threads: int) -> EmbeddingChild:
     try:
         sha256 = model.sha256()
     except OSError as error:
-        raise ModelError(f"can't read the embedder {model.path}: {error.strerror}", hint=_hint()) from error
+        raise ModelError(f"can't read the embedder {model.path}: {error.strerror}", hint=_HINT) from error
     return EmbeddingChild(model.path, sha256, model.dimension, threads, load=model.request(), prompts=model.prompts)
-
-
-def _hint() -> str:
-    return f"edit {paths.config_file()}"

@@ -18,4 +18,4 @@ def test_a_model_is_tried(tmp_path: Path) -> None:
     model.write_bytes(b"GGUF and nothing else")
     (finding,) = embedder(str(model))
     assert finding.verdict == "fault"
-    assert "config.toml" in finding.hint
+    assert finding.hint == "kvd config unset embedder"
