@@ -129,7 +129,7 @@ def test_another_model_in_its_place_is_another_embedder(tmp_path: Path, embedder
     (root / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no embedder: .* no tokenizer\.json") as caught:
         named(embedders, root)
-    assert "config.toml" in caught.value.hint
+    assert caught.value.hint == "kvd config unset embedder"
     with pytest.raises(UsageError):
         named(embedders, tmp_path / "nothing")
 
