@@ -191,4 +191,4 @@ def test_settings_that_name_no_embedder_are_refused() -> None:
     for name in ("relative.gguf", "/nowhere/model.gguf"):
         with pytest.raises(Exception, match="embedder") as caught:
             embedders.means(Settings(embedder=name))
-        assert "config.toml" in caught.value.hint  # type: ignore[attr-defined]
+        assert caught.value.hint == "kvd config unset embedder"  # type: ignore[attr-defined]
