@@ -12,23 +12,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import llama_cpp
-
-import kvd
 from kvd import paths
-from kvd.bench.disk import cpu_name
+from kvd.bench.about import about
 from kvd.bench.lab import Lab
 from kvd.bench.llama_server import LlamaServer
 from kvd.bench.questions import BenchQuestion
 from kvd.bench.speed import stop_daemon
 from kvd.bench.statistics import median
 from kvd.config import Settings
-from kvd.engine.machine import physical_cores
 from kvd.models.active import ActiveModel
 from kvd.rpc.client import Client
 
@@ -118,11 +113,7 @@ class Run:
             rounds |= self._peer(tokens, cells)
         return {
             "about": {
-                "command": command,
-                "date": datetime.now(UTC).date().isoformat(),
-                "kvd": kvd.__version__,
-                "engine": f"llama-cpp-python {llama_cpp.__version__}",
-                "machine": f"{physical_cores()} threads, {cpu_name()}",
+                **about(command),
                 "model": self._model.name,
                 "cells": cells,
                 "prompt_tokens": [len(prompt) for prompt in tokens],
@@ -191,10 +182,10 @@ def _ask_kvd(client: Client, question: BenchQuestion, max_tokens: int) -> Answer
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """A table of medians over the rounds, against one at a time of the same."""
-    about = result["about"]
-    prompt = median(about["prompt_tokens"]).value
-    yield f"{about['model']}, kvd {about['kvd']}, {about['engine']}, {about['machine']}, {about['date']}"
-    yield f"prompts of {prompt:,.0f} tokens (median), answers of up to {about['max_tokens']}, {about['cells']:,} cells"
+    head = result["about"]
+    prompt = median(head["prompt_tokens"]).value
+    yield f"{head['model']}, kvd {head['kvd']}, {head['engine']}, {head['machine']}, {head['date']}"
+    yield f"prompts of {prompt:,.0f} tokens (median), answers of up to {head['max_tokens']}, {head['cells']:,} cells"
     yield ""
     yield "| | askers | all answered after | against one | first token, median | longest | tokens/s | against one |"
     yield "|---|---|---|---|---|---|---|---|"

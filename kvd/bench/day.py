@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -23,14 +22,12 @@ from typing import Any
 
 import numpy as np
 
-import kvd
 from kvd.bench import footprint
-from kvd.bench.disk import cpu_name
+from kvd.bench.about import about
 from kvd.bench.libraries import definitions
 from kvd.bench.speed import stop_daemon
 from kvd.bench.statistics import median
 from kvd.config import Settings
-from kvd.engine.machine import physical_cores
 from kvd.errors import KvdError, RepositoryError
 from kvd.rpc.client import Client
 from kvd.service.indexer import update_index
@@ -280,12 +277,7 @@ class Run:
         diary = self._diary
         methods = sorted(diary.seconds)
         return {
-            "about": {
-                "command": command,
-                "date": datetime.now(UTC).date().isoformat(),
-                "kvd": kvd.__version__,
-                "machine": f"{physical_cores()} threads, {cpu_name()}",
-            },
+            "about": about(command),
             "seconds": seconds,
             "requests": [
                 {
@@ -330,8 +322,8 @@ def slope(points: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """What happened, as a table and a few lines."""
-    about = result["about"]
-    yield f"kvd {about['kvd']}, {about['machine']}, {about['date']}: {result['seconds'] / 60:.1f} minutes"
+    head = result["about"]
+    yield f"kvd {head['kvd']}, {head['machine']}, {head['date']}: {result['seconds'] / 60:.1f} minutes"
     yield ""
     yield "| | requests | ok | median | 95 % within | otherwise |"
     yield "|---|---|---|---|---|---|"

@@ -8,24 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
 
-import llama_cpp
-
-import kvd
 from kvd import paths
 from kvd.bench import footprint
-from kvd.bench.disk import cpu_name
+from kvd.bench.about import about
 from kvd.bench.footprint import Resident
 from kvd.bench.libraries import RepositoryLibrary, by_vocabulary, commit_subjects, definitions
 from kvd.bench.speed import stop_daemon
 from kvd.bench.traces import Say
 from kvd.config import Settings
-from kvd.engine.machine import physical_cores
 from kvd.errors import CancelledError, KvdError, ModelError, RepositoryError, UsageError
 from kvd.kv.pool import pool_bytes_for
 from kvd.models.active import ActiveModel
@@ -219,11 +214,7 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         return {
-            "command": self._options["command"],
-            "date": datetime.now(UTC).date().isoformat(),
-            "kvd": kvd.__version__,
-            "engine": f"llama-cpp-python {llama_cpp.__version__}",
-            "machine": f"{physical_cores()} threads, {cpu_name()}",
+            **about(self._options["command"]),
             "model": self._model.name,
             "repository": self._root.name,
             "seed": self._options["seed"],

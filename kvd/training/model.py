@@ -56,7 +56,7 @@ class _Summed(torch.autograd.Function):
 
 
 def _summed(table: Tensor, sums: Sums) -> Tensor:
-    result: Tensor = _Summed.apply(table, sums)  # type: ignore[no-untyped-call]
+    result: Tensor = _Summed.apply(table, sums)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return result
 
 

@@ -67,7 +67,7 @@ def train(table: Table, corpus: Corpus, recipe: Recipe, say: Callable[[str], Non
     for step, which in enumerate(_batches(corpus.package, recipe, chance)):
         loss = _loss(table, corpus, which, recipe.dropped, chance)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
         schedule.step()
         losses.append(float(loss.detach()))

@@ -7,11 +7,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 from kvd.worker.batcher import Batcher
-from kvd.worker.decoding import Step
+from kvd.worker.decoding import LOOK_SECONDS, Step
 from kvd.worker.resident import LivePrompt, ResidentPrompts
-
-_LOOK_SECONDS = 0.1
-"""Between two looks at whether who waits is still wanted."""
 
 
 class Admission:
@@ -34,7 +31,7 @@ class Admission:
                     live = self._begin(runs, rest, whole) if self._waiting[0] is ticket else None
                     if live is not None:
                         return live
-                    self._changed.wait(_LOOK_SECONDS)
+                    self._changed.wait(LOOK_SECONDS)
         finally:
             with self._changed:
                 self._waiting.remove(ticket)

@@ -51,6 +51,9 @@ HEAD_BATCH = 256
 SLICE = 128
 """Tokens between two looks at whether the asker is still there; llama.cpp is as fast as with whole batches."""
 
+LOOK_SECONDS = 0.1
+"""The same for who waits for another question."""
+
 Step = Callable[[], None]
 """Called between decode steps; raises `CancelledError` to stop."""
 

@@ -134,7 +134,7 @@ class _Judgement:
             bodies = [item.body for item in self._places]
             stored = bringing.bring(bodies, self._candidates.vector, worth=lambda body: False)
             # What has KV comes first: to judge it takes a small part of what it takes to make KV.
-            self._judge([_Candidate(index, found) for index, found in self._filled(stored)], gains, live)
+            self._judge(self._with_kv(stored), gains, live)
             self._judge(self._made(stored, bringing), gains, live)
         except (PoolFullError, _RefusedError):
             # A pool for one prompt need not hold the code of many candidates. What is judged is judged.
@@ -145,10 +145,12 @@ class _Judgement:
             gains = [None] * len(gains)
         return Judged(gains, bringing.computed)
 
-    def _filled(self, stored: Sequence[Fetched | None]) -> Iterator[tuple[int, Placed]]:
-        for index, (item, fetched) in enumerate(zip(self._places, stored, strict=True)):
-            if fetched is not None:
-                yield index, filled([item], [fetched])[0]
+    def _with_kv(self, stored: Sequence[Fetched | None]) -> list[_Candidate]:
+        return [
+            _Candidate(index, filled([item], [fetched])[0])
+            for index, (item, fetched) in enumerate(zip(self._places, stored, strict=True))
+            if fetched is not None
+        ]
 
     def _made(self, stored: Sequence[Fetched | None], bringing: Bringing) -> list[_Candidate]:
         """Candidates without KV that get it now: as many as can be made and judged in time, from the first on."""

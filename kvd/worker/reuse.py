@@ -26,12 +26,9 @@ from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
 from kvd.worker.batcher import Batcher
-from kvd.worker.decoding import FIRST, HEAD_BATCH, HEADS, PREFIX, Slot, Step
+from kvd.worker.decoding import FIRST, HEAD_BATCH, HEADS, LOOK_SECONDS, PREFIX, Slot, Step
 from kvd.worker.probe import Movable
 from kvd.worker.prompt import Piece, PromptBuilder
-
-_LOOK_SECONDS = 0.1
-"""Between two looks at whether who waits is still wanted."""
 
 
 def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = DEFAULT) -> bytes:
@@ -141,7 +138,7 @@ class Reuse:
                 self._making.add(body)
                 return True
             while body in self._making:
-                self._made.wait(_LOOK_SECONDS)
+                self._made.wait(LOOK_SECONDS)
                 step()
             return False
 
