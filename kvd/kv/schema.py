@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import apsw
 
+from kvd.sqlite import transaction
+
 MIGRATIONS = (
     """
     CREATE TABLE blocks (
@@ -103,7 +105,7 @@ def prepare(db: apsw.Connection) -> None:
     if db.pragma("auto_vacuum") != _INCREMENTAL:
         raise apsw.CorruptError("it can't give back its free pages")
     for version in range(db.pragma("user_version"), SCHEMA_VERSION):
-        with db:
+        with transaction(db):
             db.execute(MIGRATIONS[version])
             db.pragma("user_version", version + 1)
     _check(db)

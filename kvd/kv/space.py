@@ -15,6 +15,7 @@ import apsw
 
 from kvd.errors import StoreError
 from kvd.kv.eviction import Evicted, evict
+from kvd.sqlite import transaction
 
 _FRAME_HEADER = 24
 _INDEX_STEP = 32 << 10
@@ -113,7 +114,7 @@ class Space:
         """
         most = min(_BATCH, max(1, self._log_share // (2 * _ROW_PAGES * self._page)))
         while (excess := self._in_use() - goal) > 0 and self.trim_log():
-            with self._db:
+            with transaction(self._db):
                 gone = evict(self._db, self._since, excess, most, spare)
             self.evicted.cap += gone.cap
             self.evicted.foreign += gone.foreign

@@ -23,6 +23,7 @@ from kvd.kv.schema import SCHEMA_VERSION, prepare
 from kvd.kv.space import BUSY_MS, Space
 from kvd.paths import bytes_on_disk
 from kvd.regular import check_database
+from kvd.sqlite import close, transaction
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError)
 """What SQLite says of a file that is damaged, or whose tables are not those of `kvd.kv.schema`."""
@@ -210,12 +211,12 @@ class BlockStore:
         now = self._now()
         space.trim_log()
         if cap_bytes is not None:
-            with db:
+            with transaction(db):
                 # Before room is made, so that a model's own blocks are not taken for another's.
                 mark_models(db, {block.fingerprint for block in blocks}, now, self._since)
             needed = {key for block in blocks for key in (block.parent, block.key)}
             space.make_room([len(block.data) for block in blocks], cap_bytes, needed)
-        with db:
+        with transaction(db):
             db.executemany(
                 "INSERT INTO blocks (key, parent, fingerprint, tokens, size, written_at, data)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
@@ -230,13 +231,13 @@ class BlockStore:
     def touch(self, keys: Sequence[bytes]) -> None:
         """Count a use of the blocks at `keys`, now. Raises `StoreError` while a reader holds a log that is too long."""
         db = self._with_short_log()
-        with db:
+        with transaction(db):
             use(db, keys, self._now())
 
     def drop(self, keys: Sequence[bytes]) -> None:
         """Delete blocks, and with them those that continue them. Raises as `touch` does."""
         db = self._with_short_log()
-        with db:
+        with transaction(db):
             drop_with_rest(db, keys)
 
     def gc(self, cap_bytes: int) -> int:
@@ -281,7 +282,7 @@ class BlockStore:
     def close(self) -> None:
         db, self._db, self._space = self._db, None, None
         if db is not None:
-            db.close()
+            close(db)
 
 
 def _batches(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:

@@ -20,6 +20,7 @@ from kvd.errors import StoreError
 from kvd.recall.faults import DAMAGE, locked_error, why
 from kvd.recall.words import WORDS_VERSION
 from kvd.regular import check_database
+from kvd.sqlite import transaction
 
 SCHEMA_VERSION = 2
 
@@ -95,12 +96,12 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
                 db = _open(path)
                 reason = _foreign(db, root, wanted)
                 if not reason:
-                    return _writing(db), ""
+                    return db, ""
                 db.close()
             except DamagedIndexError as error:
                 reason = str(error)
             remove(path)
-        return _writing(_create(path, root, wanted)), reason
+        return _create(path, root, wanted), reason
     except apsw.BusyError as error:
         raise locked_error(path, root) from error
     except (apsw.Error, OSError) as error:
@@ -119,7 +120,7 @@ def open_for_reading(path: Path, root: Path) -> apsw.Connection:
 
 def open_as_it_is(path: Path, root: Path) -> apsw.Connection:
     """A connection to the index that is there. Raises as `open_for_writing` does, and where there is no usable one."""
-    return _writing(_open_existing(path, root, lambda path: _open(path, thorough=False)))
+    return _open_existing(path, root, lambda path: _open(path, thorough=False))
 
 
 def _open_existing(path: Path, root: Path, connect: Callable[[Path], apsw.Connection]) -> apsw.Connection:
@@ -135,12 +136,6 @@ def _open_existing(path: Path, root: Path, connect: Callable[[Path], apsw.Connec
         raise locked_error(path, root) from error
     except (apsw.Error, OSError) as error:
         raise StoreError(f"can't read the index of {root}: {why(error, path)}", hint=hint) from error
-
-
-def _writing(db: apsw.Connection) -> apsw.Connection:
-    """SQLite waits for another's lock only where a transaction begins as one that writes."""
-    db.transaction_mode = "IMMEDIATE"
-    return db
 
 
 def remove(path: Path) -> None:
@@ -276,7 +271,7 @@ def _create(path: Path, root: Path, fingerprint: str) -> apsw.Connection:
     try:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute("PRAGMA journal_mode = WAL")
-        with db:
+        with transaction(db):
             db.execute(SCHEMA)
             create_vectors(db, 1)
             write_meta(db, root=str(root), fingerprint=fingerprint, embedder="", complete="")

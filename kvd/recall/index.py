@@ -22,6 +22,7 @@ from kvd.errors import CancelledError, StoreError
 from kvd.recall import database
 from kvd.recall.embed import Embedder, label
 from kvd.recall.stems import terms
+from kvd.sqlite import transaction
 from kvd.types import Chunk
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class IndexWriter:
         now = label(self._embedder)
         if before == now:
             return ""
-        with self._db:
+        with transaction(self._db):
             database.create_vectors(self._db, self._embedder.dimension)
             self._db.execute("INSERT OR IGNORE INTO pending SELECT id FROM chunks")
             database.write_meta(self._db, embedder=now)
@@ -123,7 +124,7 @@ class IndexWriter:
 
     def put(self, files: Sequence[NewFile]) -> None:
         """Replace what the index holds of these files."""
-        with self._db:
+        with transaction(self._db):
             self._delete_chunks([file.path for file in files])
             for file in files:
                 self._put_one(file)
@@ -180,7 +181,7 @@ class IndexWriter:
         """
         self._db.set_busy_timeout(0)
         try:
-            with self._db:
+            with transaction(self._db):
                 self._db.executemany("UPDATE files SET size = ?, mtime_ns = ?, seen_ns = ? WHERE id = ?", rows)
         except (apsw.BusyError, apsw.FullError, apsw.IOError, apsw.ReadOnlyError) as error:
             _log.info("times of files are not noted: %s", error)
@@ -189,7 +190,7 @@ class IndexWriter:
 
     def delete(self, paths: Sequence[str]) -> None:
         """Forget these files in every table."""
-        with self._db:
+        with transaction(self._db):
             self._delete_chunks(paths)
             self._db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in paths])
 
@@ -211,7 +212,7 @@ class IndexWriter:
         """Mark the index as complete and give back free space."""
         meta = database.read_meta(self._db)
         if int(meta.get("dead_vectors", "0")) > _COMPACT_AFTER:
-            with self._db:
+            with transaction(self._db):
                 self._rebuild_vectors()
                 self._db.execute("INSERT INTO words (words) VALUES ('optimize')")
                 database.write_meta(self._db, dead_vectors="0")

@@ -17,6 +17,7 @@ from pathlib import Path
 import apsw
 
 from kvd.regular import check_database
+from kvd.sqlite import close, transaction
 
 CAP_BYTES = 256_000_000
 """For the file with its log."""
@@ -56,7 +57,7 @@ class VectorCache:
 
     def __exit__(self, *_: object) -> None:
         if self._db is not None:
-            self._db.close()
+            close(self._db)
             self._db = None
 
     def get(self, keys: Collection[bytes]) -> dict[bytes, bytes]:
@@ -74,7 +75,7 @@ class VectorCache:
             )
             stale = [(today, key) for key, _, day in found if day != today]
             if stale:
-                with db:
+                with transaction(db):
                     db.executemany("UPDATE vectors SET day = ? WHERE key = ?", stale)
         except apsw.Error as error:
             self._give_up(error)
@@ -88,7 +89,7 @@ class VectorCache:
             return
         today = _today()
         try:
-            with db:
+            with transaction(db):
                 self._make_room(db)
                 db.executemany(
                     "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)",
@@ -142,7 +143,7 @@ def _open(path: Path) -> apsw.Connection:
         version = db.pragma("user_version")
         if version == 0:
             db.execute("PRAGMA journal_mode = WAL")
-            with db:
+            with transaction(db):
                 # Another process may have made it since.
                 if db.pragma("user_version") == 0:
                     db.execute(_SCHEMA)

@@ -13,6 +13,7 @@ from kvd.recall import database
 from kvd.recall.embed import Embedder, embedded_text, label
 from kvd.recall.index import as_int8
 from kvd.recall.vector_cache import VectorCache, vector_key
+from kvd.sqlite import transaction
 
 _FIRST_BATCH, _LARGEST_BATCH = 8, 512
 _BATCH_S = 0.05
@@ -63,7 +64,7 @@ def fill_vectors(
 
 def _add(db: apsw.Connection, name: str, vectors: dict[int, bytes]) -> None:
     """Leaves out chunks that are gone since they were read, and all if the index is of another embedder now."""
-    with db:
+    with transaction(db):
         if database.read_meta(db).get("embedder") != name:
             return
         waiting = "SELECT chunk_id FROM pending JOIN json_each(?) ON chunk_id = value"

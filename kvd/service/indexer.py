@@ -28,6 +28,7 @@ from kvd.source.cutter import Cutter, WarmCutters
 from kvd.source.ignore import matcher
 from kvd.source.languages import has_grammar
 from kvd.source.tree import checked_folder, list_files
+from kvd.sqlite import close
 from kvd.types import IndexSummary, Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def fill_index(root: Path, embedder: Embedder, stop: Callable[[], bool]) -> int:
                 fill_vectors(db, embedder, cache, stop, writing=lambda: only_writer(file, stop))
             return counts(db).pending
     finally:
-        db.close()
+        close(db)
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class _Run:
             self._fill(db, embedder)
             held = counts(db)
         finally:
-            db.close()
+            close(db)
         return IndexSummary(
             repo=str(self.root),
             files=held.files,
