@@ -59,7 +59,7 @@ def source_lines(result: dict[str, Any]) -> list[str]:
 
 
 def stats_line(result: dict[str, Any]) -> str:
-    """What was recalled, where it came from, and how soon the answer began."""
+    """What was recalled, where it came from, how soon the answer began, and which model gave it."""
     tokens, times = result["tokens"], result["timings_ms"]
     memory = tokens["resident"] + tokens["reused_hot"]
     parts = [
@@ -75,7 +75,8 @@ def stats_line(result: dict[str, Any]) -> str:
     loaded = f", not counting {times['model_load'] / 1000:.1f} s to load the model" if times["model_load"] else ""
     first = f"first word after {times['ttft'] / 1000:.1f} s"
     cut = f" · cut off at {counted(tokens['generated'], 'token')}" if result["finish"] == "length" else ""
-    return f"{counted(tokens['recalled'], 'token')} of code recalled{detail} · {first}{loaded}{cut}"
+    model = f" · {clean_line(result['model'])}" if result["model"] else ""
+    return f"{counted(tokens['recalled'], 'token')} of code recalled{detail} · {first}{loaded}{cut}{model}"
 
 
 def index_line(summary: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -9,12 +10,28 @@ from typer.core import TyperCommand
 
 import kvd
 
-from . import config, daemon_commands, hooks, repository_commands, service
-from .doctor import doctor
+_COMMANDS = {
+    "setup": "setup",
+    "bench": "bench",
+    "index": "repository_commands",
+    "search": "repository_commands",
+    "ask": "repository_commands",
+    "status": "daemon_commands",
+    "doctor": "doctor",
+    "metrics": "daemon_commands",
+    "start": "daemon_commands",
+    "stop": "daemon_commands",
+    "logs": "daemon_commands",
+    "gc": "daemon_commands",
+    "hooks": "hooks",
+    "config": "config",
+    "service": "service",
+}
+"""Names, in the order of the help, and modules: a command is a function of that name, a group of commands an `app`."""
 
 
 def build_app(arguments: list[str]) -> typer.Typer:
-    """The commands; `setup` and `bench`, which need more imports, only where `arguments` may mean them."""
+    """The command that `arguments` name; all of them where they name none."""
     app = typer.Typer(
         name="kvd",
         add_completion=False,
@@ -23,29 +40,12 @@ def build_app(arguments: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)
-    if not arguments or arguments[0] in ("setup", "bench") or arguments[0].startswith("-"):
-        from .setup import setup
-
-        app.command()(setup)
-        from .bench import app as bench
-
-        app.add_typer(bench, name="bench")
-    for command in (
-        repository_commands.index,
-        repository_commands.search,
-        repository_commands.ask,
-        daemon_commands.status,
-        doctor,
-        daemon_commands.metrics,
-        daemon_commands.start,
-        daemon_commands.stop,
-        daemon_commands.logs,
-        daemon_commands.gc,
-    ):
-        app.command(cls=_Command)(command)
-    app.add_typer(hooks.app, name="hooks")
-    app.add_typer(config.app, name="config")
-    app.add_typer(service.app, name="service")
+    for name in [name for name in _COMMANDS if name in arguments[:1]] or _COMMANDS:
+        module = import_module(f".{_COMMANDS[name]}", __package__)
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name, cls=_Command)(getattr(module, name))
     return app
 
 

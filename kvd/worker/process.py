@@ -14,6 +14,9 @@ from kvd.engine.machine import wait_briefly
 
 _PR_SET_PDEATHSIG = 1
 """Of `prctl(2)`."""
+_M_ARENA_MAX = -8
+"""Of glibc's `mallopt(3)`."""
+_ARENAS = 2
 
 
 def prepare() -> BinaryIO:
@@ -23,6 +26,7 @@ def prepare() -> BinaryIO:
     os.dup2(2, 1)
     faulthandler.enable()
     _end_with_parent()
+    _keep_memory_together()
     wait_briefly()
     return answers
 
@@ -33,3 +37,10 @@ def _end_with_parent() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _keep_memory_together() -> None:
+    """Let glibc's threads share a few heaps: each keeps what its own one has freed, up to eight times the cores."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)

@@ -41,7 +41,7 @@ def result(**changes: Any) -> dict[str, Any]:
     tokens.update(changes.pop("tokens", {}))
     times = {"recall": 1.0, "load": 1.0, "ttft": 1900.0, "total": 3000.0, "model_load": 0.0}
     times.update(changes.pop("timings_ms", {}))
-    return {"tokens": tokens, "timings_ms": times, "finish": "stop", "sources": [], **changes}
+    return {"tokens": tokens, "timings_ms": times, "finish": "stop", "sources": [], "model": "", **changes}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,10 @@ def result(**changes: Any) -> dict[str, Any]:
         (
             result(tokens={"generated": 512}, finish="length"),
             "0 tokens of code recalled · first word after 1.9 s · cut off at 512 tokens",
+        ),
+        (
+            result(model="qwen\x1b2.5"),
+            "0 tokens of code recalled · first word after 1.9 s · qwen2.5",
         ),
         (
             result(tokens={"recalled": 1, "reused_cold": 1, "generated": 1}, finish="length"),

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,11 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def stand_still(seconds: float) -> None:
+    """Run nothing in this thread, the event loop's."""
+    time.sleep(seconds)
 
 
 def alive(pid: int) -> bool:
@@ -383,6 +389,22 @@ def test_a_child_that_gives_no_sign_of_life_is_ended(monkeypatch: pytest.MonkeyP
         assert (await fixture.ask("say c"))["answer"] == "c"
         # One that works gives signs of life, however long it takes.
         assert (await fixture.ask("count 40"))["answer"]
+
+    run(body)
+
+
+def test_a_pause_of_the_daemon_is_not_held_against_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.5
+    monkeypatch.setattr("kvd.service.engine._HANG_SECONDS", seconds)
+
+    async def body(fixture: Fixture) -> None:
+        asking = fixture.start("count 40")
+        await fixture.first_token()
+        pid = await fixture.pid()
+        # As where a debugger holds the process: nothing is read for longer than a child may be silent.
+        stand_still(2 * seconds)
+        assert (await asking)["answer"]
+        assert await fixture.pid() == pid
 
     run(body)
 
