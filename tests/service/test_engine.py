@@ -401,8 +401,10 @@ def test_a_pause_of_the_daemon_is_not_held_against_the_child(monkeypatch: pytest
         asking = fixture.start("count 40")
         await fixture.first_token()
         pid = await fixture.pid()
-        # As where a debugger holds the process: nothing is read for longer than a child may be silent.
+        # As where a container is paused: it stops with the child, for longer than a child may be silent.
+        os.kill(pid, signal.SIGSTOP)
         stand_still(2 * seconds)
+        os.kill(pid, signal.SIGCONT)
         assert (await asking)["answer"]
         assert await fixture.pid() == pid
 
