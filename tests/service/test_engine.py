@@ -401,10 +401,10 @@ def test_a_pause_of_the_daemon_is_not_held_against_the_child(monkeypatch: pytest
         asking = fixture.start("count 40")
         await fixture.first_token()
         pid = await fixture.pid()
-        # As where a container is paused: it stops with the child, for longer than a child may be silent.
+        # As where a container is paused: it stops with the child, which goes on a moment later.
         os.kill(pid, signal.SIGSTOP)
         stand_still(2 * seconds)
-        os.kill(pid, signal.SIGCONT)
+        asyncio.get_running_loop().call_later(seconds / 5, os.kill, pid, signal.SIGCONT)
         assert (await asking)["answer"]
         assert await fixture.pid() == pid
 
