@@ -398,14 +398,15 @@ def test_a_pause_of_the_daemon_is_not_held_against_the_child(monkeypatch: pytest
     monkeypatch.setattr("kvd.service.engine._HANG_SECONDS", seconds)
 
     async def body(fixture: Fixture) -> None:
-        asking = fixture.start("count 40")
-        await fixture.first_token()
+        await fixture.ask("say a")
         pid = await fixture.pid()
         # As where a container is paused: it stops with the child, which goes on a moment later.
         os.kill(pid, signal.SIGSTOP)
+        asking = fixture.start("say b")
+        await until(lambda: fixture.engine.running == 1)
         stand_still(2 * seconds)
         asyncio.get_running_loop().call_later(seconds / 5, os.kill, pid, signal.SIGCONT)
-        assert (await asking)["answer"]
+        assert (await asking)["answer"] == "b"
         assert await fixture.pid() == pid
 
     run(body)
