@@ -177,7 +177,7 @@ def _run_pressure(options: dict[str, Any]) -> None:
 
 def _run_day(options: dict[str, Any]) -> None:
     _quiet_engine()
-    from kvd.bench import day
+    from kvd.bench import day, diary
     from kvd.models.active import active_model
 
     active_model()
@@ -188,7 +188,7 @@ def _run_day(options: dict[str, Any]) -> None:
             result = run.measure(options["command"])
         finally:
             run.close()
-        _print(result, day.lines, options)
+        _print(result, diary.lines, options)
 
 
 def _run_askers(options: dict[str, Any]) -> None:

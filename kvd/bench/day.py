@@ -7,28 +7,22 @@ change the index is asked for what was added and for what was taken away: an ans
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from kvd.bench import footprint
-from kvd.bench.about import about
+from kvd.bench.clone import Clone
+from kvd.bench.diary import Diary
 from kvd.bench.libraries import definitions
 from kvd.bench.speed import stop_daemon
-from kvd.bench.statistics import median
 from kvd.config import Settings
-from kvd.errors import KvdError, RepositoryError
+from kvd.errors import KvdError, UnavailableError
 from kvd.rpc.client import Client
 from kvd.service.indexer import update_index
 
@@ -39,40 +33,22 @@ AT_ONCE = 6
 _MAX_TOKENS = 24
 _SHARES = {"search": 60, "status": 8, "prefetch": 10, "index": 4, "metrics": 3}
 """How often the others are made, beside questions to the model."""
+_WITH_PROGRESS = ("ask", "search", "index")
 _KILLED = 0.5
 """Part of the day in which processes are killed; in the rest their memory is watched."""
-_NEVER_SAID = "quaggafish"
-
-
-@dataclass(slots=True)
-class Diary:
-    """What happened: requests by method and outcome with their seconds, changes, and what was wrong."""
-
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    changes: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    memory: list[tuple[int, int, int]] = field(default_factory=list)
-    """Requests so far, and bytes of daemon and engine, while nobody was killed."""
-
-    def note(self, method: str, outcome: str, seconds: float) -> None:
-        self.outcomes[method, outcome] += 1
-        self.seconds.setdefault(method, []).append(seconds)
+_MOST_CHECKED = 3
+"""Names that were taken away, of those that one change took."""
 
 
 class Run:
     """One day in a clone of `repo` at `folder`."""
 
     def __init__(self, repo: Path, folder: Path, requests: int, asks: int, seed: int, say: Say) -> None:
-        self._root, self._requests, self._asks, self._say = folder / "clone", requests, asks, say
+        self._requests, self._asks, self._say = requests, asks, say
         self._random, self._diary = Random(seed), Diary()
-        self._added: dict[str, Path] = {}
-        """Names of functions that were added to files, while they are there."""
-        self._made = 0
         stop_daemon()
-        shutil.rmtree(self._root, ignore_errors=True)
-        self._git("clone", "--quiet", "--no-hardlinks", str(repo), str(self._root), at=folder)
-        self._branches = self._two_branches()
+        self._clone = Clone(repo, folder / "clone", self._random)
+        self._root = self._clone.root
         # A program of its own asks for names that are in the repository.
         update_index(self._root, Settings(), lambda progress: None, lambda: False)
         self._queries = [*definitions(self._root), "where are errors handled", "how is configuration read"]
@@ -86,7 +62,7 @@ class Run:
         with ThreadPoolExecutor(AT_ONCE) as threads:
             while done < len(plan):
                 part = plan[done : done + self._random.randint(1, 2 * AT_ONCE)]
-                answers = [threads.submit(self._request, method) for method in part]
+                answers = [threads.submit(self._request, method, bool(kills)) for method in part]
                 if kills and done >= kills[0][0]:
                     self._kill(kills.pop(0)[1])
                 for answer in answers:
@@ -98,7 +74,7 @@ class Run:
                 if done // 100 != (done - len(part)) // 100:
                     self._say(f"{done} of {len(plan)} requests, {len(self._diary.wrong)} wrong")
         self._whole_index()
-        return self._result(command, perf_counter() - started)
+        return self._diary.result(command, perf_counter() - started)
 
     def _plan(self) -> list[str]:
         others = self._random.choices(list(_SHARES), list(_SHARES.values()), k=self._requests - self._asks)
@@ -114,15 +90,19 @@ class Run:
 
     # Requests
 
-    def _request(self, method: str) -> None:
+    def _request(self, method: str, killing: bool) -> None:
+        """Make one request. Nothing may fail, but for want of a process that was killed while that is done."""
         query, started = self._random.choice(self._queries), perf_counter()
         try:
             with Client.connect() as client:
-                result = client.call(method, self._params(method, query), lambda value: None, timeout=600.0)
+                progress = _ignore if method in _WITH_PROGRESS else None
+                result = client.call(method, self._params(method, query), progress, timeout=600.0)
             outcome = "ok"
             self._look_at_sources(result.get("sources", []))
         except KvdError as error:
             outcome = error.code
+            if not (killing and isinstance(error, UnavailableError)):
+                self._wrong(f"{method}: {error.message}")
         self._diary.note(method, outcome, perf_counter() - started)
 
     def _params(self, method: str, query: str) -> dict[str, Any]:
@@ -154,45 +134,15 @@ class Run:
 
     def _change(self) -> None:
         what = self._random.choices(("nothing", "edit", "undo", "branch"), (50, 30, 15, 5))[0]
+        if what == "nothing" or (what == "undo" and not self._clone.added):
+            return
+        self._diary.changes[what] += 1
         if what == "edit":
-            self._edit()
-        elif what == "undo" and self._added:
-            self._undo()
-        elif what == "branch":
-            self._switch()
-
-    def _edit(self) -> None:
-        """Add a function to a file of the repository; it must be found, at its line."""
-        file = self._random.choice(self._sources())
-        self._made += 1
-        name = f"{_NEVER_SAID}_{self._made:04d}"
-        with file.open("a") as text:
-            text.write(f"\n\ndef {name}(value):\n    return value + {self._made}\n")
-        self._added[name] = file
-        self._diary.changes["edit"] += 1
-        self._expect(name, file)
-
-    def _undo(self) -> None:
-        """Take the files' additions back; none of them may be found any more."""
-        name = self._random.choice(list(self._added))
-        file = self._added[name]
-        self._git("checkout", "--quiet", "--", str(file.relative_to(self._root)))
-        gone = [other for other, place in self._added.items() if place == file]
-        for other in gone:
-            del self._added[other]
-        self._diary.changes["undo"] += 1
-        for other in gone:
-            self._expect(other, None)
-
-    def _switch(self) -> None:
-        """To the other branch, whatever was edited."""
-        self._git("checkout", "--quiet", "--force", self._branches[0])
-        self._branches.reverse()
-        gone = list(self._added)
-        self._added.clear()
-        self._diary.changes["branch"] += 1
-        for name in gone[-3:]:
-            self._expect(name, None)
+            self._expect(*self._clone.edit())
+        else:
+            gone = self._clone.undo() if what == "undo" else self._clone.switch()
+            for name in gone[-_MOST_CHECKED:]:
+                self._expect(name, None)
 
     def _expect(self, name: str, file: Path | None) -> None:
         """A search for the name finds its line in `file`, or nothing that says it."""
@@ -200,7 +150,7 @@ class Run:
             with Client.connect() as client:
                 sources = client.call("search", {"query": name, "repo": str(self._root)}, timeout=600.0)["sources"]
         except KvdError as error:
-            self._diary.note("search", error.code, 0.0)
+            self._wrong(f"search: {error.message}")
             return
         places = [(self._root / source["path"], source["start_line"], source["end_line"]) for source in sources]
         saying = [place for place in places if name in _text(*place)]
@@ -209,27 +159,6 @@ class Run:
         if file is not None and not any(place[0] == file for place in saying[:1]):
             self._wrong(f"{name} is not found where it was added")
         self._diary.changes["checked"] += 1
-
-    def _sources(self) -> list[Path]:
-        listed = self._git("ls-files", "-z").split("\0")
-        return [self._root / name for name in sorted(listed) if name.endswith(".py")]
-
-    def _two_branches(self) -> list[str]:
-        """Today's commit and one from before, by name."""
-        commits = self._git("rev-list", "--first-parent", "--max-count=60", "HEAD").split()
-        if len(commits) < 2 or not self._sources():
-            raise RepositoryError("a day needs a repository with a history and Python files", hint="give --repo one")
-        self._git("branch", "--force", "today", commits[0])
-        self._git("branch", "--force", "before", commits[-1])
-        self._git("checkout", "--quiet", "--detach", "today")
-        return ["before", "today"]
-
-    def _git(self, *arguments: str, at: Path | None = None) -> str:
-        command = ("git", "-C", str(at or self._root), *arguments)
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RepositoryError(f"git {arguments[0]}: {done.stderr.strip()}", hint="give --repo a clone")
-        return done.stdout
 
     # Deaths
 
@@ -259,42 +188,12 @@ class Run:
         """In the end the index has each file once, as an index made anew has."""
         params = {"path": str(self._root)}
         with Client.connect() as client:
-            kept = client.call("index", params, lambda value: None, timeout=600.0)
-        self._git("worktree", "add", "--quiet", "--detach", str(self._root.with_name("fresh")), "HEAD")
-        fresh_root = self._root.with_name("fresh")
-        try:
-            for file in {*self._added.values()}:
-                shutil.copy(file, fresh_root / file.relative_to(self._root))
-            with Client.connect() as client:
-                fresh = client.call("index", {"path": str(fresh_root)}, lambda value: None, timeout=600.0)
-        finally:
-            self._git("worktree", "remove", "--force", str(fresh_root))
+            kept = client.call("index", params, _ignore, timeout=600.0)
+        with self._clone.copy() as copy, Client.connect() as client:
+            fresh = client.call("index", {"path": str(copy)}, _ignore, timeout=600.0)
         for name in ("files", "chunks"):
             if kept[name] != fresh[name]:
                 self._wrong(f"the index has {kept[name]} {name}, one made anew {fresh[name]}")
-
-    def _result(self, command: str, seconds: float) -> dict[str, Any]:
-        diary = self._diary
-        methods = sorted(diary.seconds)
-        return {
-            "about": about(command),
-            "seconds": seconds,
-            "requests": [
-                {
-                    "method": method,
-                    "outcomes": {end: count for (name, end), count in diary.outcomes.items() if name == method},
-                    "median_ms": median(diary.seconds[method]).value * 1000,
-                    "p95_ms": float(np.quantile(diary.seconds[method], 0.95)) * 1000,
-                }
-                for method in methods
-            ],
-            "changes": dict(diary.changes),
-            "wrong": diary.wrong,
-            "memory": {
-                name: slope([(done, sizes[place]) for done, *sizes in diary.memory])
-                for place, name in enumerate(("daemon", "engine"))
-            },
-        }
 
 
 def _text(file: Path, start: int, end: int) -> str:
@@ -304,39 +203,5 @@ def _text(file: Path, start: int, end: int) -> str:
         return ""
 
 
-def slope(points: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """Bytes that grow with each request by least squares over the second half, its standard error, and the last bytes.
-
-    The first half is left out: caches fill.
-    """
-    later = points[len(points) // 2 :]
-    if len(later) < 3:
-        return {}
-    x, y = (np.array(values, np.float64) for values in zip(*later, strict=True))
-    x -= x.mean()
-    growth = float((x * y).sum() / (x * x).sum())
-    rest = y - y.mean() - growth * x
-    error = float(np.sqrt((rest * rest).sum() / (len(x) - 2) / (x * x).sum()))
-    return {"bytes_a_request": growth, "error": error, "bytes": float(y[-1]), "points": len(later)}
-
-
-def lines(result: dict[str, Any]) -> Iterator[str]:
-    """What happened, as a table and a few lines."""
-    head = result["about"]
-    yield f"kvd {head['kvd']}, {head['machine']}, {head['date']}: {result['seconds'] / 60:.1f} minutes"
-    yield ""
-    yield "| | requests | ok | median | 95 % within | otherwise |"
-    yield "|---|---|---|---|---|---|"
-    for row in result["requests"]:
-        outcomes = dict(row["outcomes"])
-        count, good = sum(outcomes.values()), outcomes.pop("ok", 0)
-        others = ", ".join(f"{number} {name}" for name, number in sorted(outcomes.items()))
-        yield f"| {row['method']} | {count} | {good} | {row['median_ms']:.0f} ms | {row['p95_ms']:.0f} ms | {others} |"
-    yield ""
-    yield ", ".join(f"{count} {name}" for name, count in sorted(result["changes"].items()))
-    yield f"wrong: {len(result['wrong'])}"
-    yield from result["wrong"]
-    for name, memory in result["memory"].items():
-        if memory:
-            growth, error = memory["bytes_a_request"] / 1000, 1.96 * memory["error"] / 1000
-            yield f"{name}: {memory['bytes'] / 1e6:.0f} MB, {growth:+.1f} kB a request (+-{error:.1f})"
+def _ignore(value: dict[str, Any]) -> None:
+    """Take progress and make nothing of it."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvd.bench.day import slope
+from kvd.bench.diary import slope
 
 
 def test_growth_is_that_of_the_second_half() -> None:
