@@ -13,7 +13,8 @@ _SHORTEST = 6
 _LONGEST = 24
 _LENGTHS = 2
 """How many letters may be missing or too many."""
-_ALIKE = 0.84
+_ALIKE = 0.83
+"""Two letters exchanged in a word of six still are."""
 _MAX_CORRECTED = 6
 _MAX_COMPARED = 1_500
 

@@ -130,6 +130,7 @@ def found(root: Path, query: str, top_k: int = 5) -> list[str]:
         ("parse_cookie_header", "src/http/cookies.py"),
         ("authentication of users", "src/authenticate.py"),
         ("athenticate", "src/authenticate.py"),
+        ("socekt", "src/session.py"),
         ("test for closing a session", "tests/test_session.py"),
         ("session docs", "docs/session.md"),
     ],
