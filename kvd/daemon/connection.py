@@ -198,4 +198,5 @@ class Connection:
                 self._writer.transport.abort()
             else:
                 self._writer.close()
-                asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._writer.transport.abort)
+                if self._unread():
+                    asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._writer.transport.abort)
