@@ -16,6 +16,7 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
+from kvd import paths
 from kvd.bench import footprint
 from kvd.bench.clone import Clone
 from kvd.bench.diary import Diary
@@ -36,6 +37,8 @@ _SHARES = {"search": 60, "status": 8, "prefetch": 10, "index": 4, "metrics": 3}
 _WITH_PROGRESS = ("ask", "search", "index")
 _KILLED = 0.5
 """Part of the day in which processes are killed; in the rest their memory is watched."""
+_POOL_BYTES = 500_000_000
+"""Full before memory is watched: until then the engine's grows with each chunk."""
 _MOST_CHECKED = 3
 """Names that were taken away, of those that one change took."""
 
@@ -47,6 +50,8 @@ class Run:
         self._requests, self._asks, self._say = requests, asks, say
         self._random, self._diary = Random(seed), Diary()
         stop_daemon()
+        paths.config_file().parent.mkdir(parents=True, exist_ok=True)
+        paths.config_file().write_text(f"pool_bytes = {_POOL_BYTES}\n")
         self._clone = Clone(repo, folder / "clone", self._random)
         self._root = self._clone.root
         # A program of its own asks for names that are in the repository.
