@@ -68,7 +68,7 @@ def test_an_answer_with_its_sources(editor: Editor) -> None:
     assert editor.lua("return vim.treesitter.highlighter.active[vim.api.nvim_get_current_buf()] ~= nil") is True
     listed = editor.quickfix()
     assert {item["file"] for item in listed} >= {"src/session.py", "src/paint.js"}
-    assert [item["text"].endswith("(cited)") for item in listed] == [True] + [False] * (len(listed) - 1)
+    assert [item["text"].endswith("(cited)") for item in listed].count(True) == 1
     assert editor.notes() == []
     assert editor.lua('return require("kvd").statusline()') == "kvd fake"
 
@@ -89,7 +89,7 @@ def test_enter_opens_a_source_and_the_answer_comes_back(editor: Editor) -> None:
 
 
 def test_it_streams_and_is_cancelled(editor: Editor, kvd: Kvd) -> None:
-    editor.ex("Kvd ask slow")
+    editor.ex("Kvd ask slow session")
     editor.wait_for("word word word")
     assert "answering · Ctrl-C: cancel" in editor.state()
     assert "answering" in editor.lua('return require("kvd").statusline()')
@@ -102,7 +102,7 @@ def test_it_streams_and_is_cancelled(editor: Editor, kvd: Kvd) -> None:
 
 @pytest.mark.parametrize("keys", ["q", "<C-c>"])
 def test_keys_cancel_too(editor: Editor, kvd: Kvd, keys: str) -> None:
-    editor.ex("Kvd ask slow")
+    editor.ex("Kvd ask slow session")
     editor.wait_for("word word")
     editor.type(keys)
     poll(lambda: engine_rests(kvd))
@@ -111,10 +111,10 @@ def test_keys_cancel_too(editor: Editor, kvd: Kvd, keys: str) -> None:
 
 
 def test_another_question_takes_the_place_of_one_that_runs(editor: Editor, kvd: Kvd) -> None:
-    editor.ex("Kvd ask slow")
+    editor.ex("Kvd ask slow session")
     editor.wait_for("word word")
-    editor.ex("Kvd ask say done")
-    assert "word" not in editor.wait_for("done", "first word after")
+    editor.ex("Kvd ask say done src/session.py")
+    assert "word word" not in editor.wait_for("done src/session.py", "first word after")
     assert editor.lua("return #vim.api.nvim_list_wins()") == 2
 
 
@@ -149,15 +149,15 @@ def test_a_split(start_editor: Opener, fake_daemon: FakeDaemon) -> None:
 
 
 def test_the_engines_error_is_said_once_and_in_the_window(editor: Editor) -> None:
-    editor.ex("Kvd ask fail")
+    editor.ex("Kvd ask fail session")
     text = editor.wait_for("no room")
     assert text.endswith("**kvd: no room**\n\nhint: `kvd setup`")
     assert editor.notes() == []
 
 
 def test_control_characters_are_not_shown(editor: Editor) -> None:
-    editor.lua('require("kvd").ask({ question = "say \\27[31mred\\7 \\226\\128\\174end" })')
-    assert "\n\nred end\n" in editor.wait_for("first word after")
+    editor.lua('require("kvd").ask({ question = "say \\27[31mred\\7 \\226\\128\\174end src/session.py" })')
+    assert "\n\nred end src/session.py\n" in editor.wait_for("first word after")
 
 
 def test_search_and_choose(editor: Editor) -> None:
@@ -186,8 +186,6 @@ def test_a_daemon_is_started_where_none_runs(start_editor: Opener, kvd: Kvd) -> 
     editor.lua("chosen = 1")
     editor.ex("KvdSearch paint a rectangle")
     poll(lambda: editor.lua('return vim.fn.expand("%:.")') == "src/paint.js")
-    editor.ex("Kvd ask when is a session expired?")
-    assert "**kvd: no model is set up**\n\nhint: `kvd setup`" in editor.wait_for("hint")
     assert editor.notes() == []
 
 
@@ -200,21 +198,21 @@ def test_no_daemon_and_no_program(start_editor: Opener) -> None:
 
 
 def test_a_daemon_that_is_killed_midway(editor: Editor, fake_daemon: FakeDaemon, kvd: Kvd) -> None:
-    editor.ex("Kvd ask slow")
+    editor.ex("Kvd ask slow session")
     editor.wait_for("word word")
     kvd.kill_daemon()
     text = editor.wait_for("went away")
     assert text.count("kvd: the daemon went away before it had answered") == 1
     assert editor.notes() == []
     following = FakeDaemon()
-    editor.ex("Kvd ask say here again")
-    assert "\n\nhere again\n" in editor.wait_for("first word after")
+    editor.ex("Kvd ask say here again src/session.py")
+    assert "\n\nhere again src/session.py\n" in editor.wait_for("first word after")
     kvd.stop_daemon()
     following.end()
 
 
 def test_a_daemon_that_stops_while_it_answers(editor: Editor, kvd: Kvd) -> None:
-    editor.ex("Kvd ask slow")
+    editor.ex("Kvd ask slow session")
     editor.wait_for("word word")
     kvd.ok("stop", "--now")
     text = editor.wait_for("**kvd: ")

@@ -88,7 +88,7 @@ local function figures(result)
   if times.model_load > 0 then
     line = line .. (", not counting %.1f s to load the model"):format(times.model_load / 1000)
   end
-  return result.model and ("%s · %s"):format(line, text.clean_line(result.model)) or line
+  return ("%s · %s"):format(line, text.clean_line(result.model))
 end
 
 ---@param answer kvd.Answer
@@ -122,8 +122,10 @@ local function complete(answer, result)
   for _, notice in ipairs(result.notices or {}) do
     answer.window:append(("\n\n*%s*"):format(text.clean_line(notice)))
   end
-  answer.window:append(("\n\n%s"):format(figures(result)))
-  answer.window:say(keys)
+  if result.model then
+    answer.window:append(("\n\n%s"):format(figures(result)))
+  end
+  answer.window:say(#result.sources > 0 and keys or "q: close")
 end
 
 ---The one message about what went wrong: in the window where that is shown.
