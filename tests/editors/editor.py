@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +38,9 @@ def neovim() -> str | None:
         if program is None:
             continue
         try:
-            said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+            said = subprocess.run(
+                [program, "--version"], capture_output=True, text=True, timeout=20, check=False
+            ).stdout
         except OSError:
             continue
         found = re.match(r"NVIM v(\d+)\.(\d+)", said)
@@ -51,15 +52,26 @@ def neovim() -> str | None:
 class Editor:
     """`setup`: Lua of what `setup()` gets; "" where it is not called."""
 
-    def __init__(self, home: Path, folder: Path, setup: str = "", options: Sequence[str] = ()) -> None:
+    def __init__(self, home: Path, folder: Path, setup: str = "") -> None:
         program = neovim()
         assert program is not None
         self._command = program
         self._socket = home / "nvim.sock"
         start = f"require('kvd').setup({setup})" if setup else ""
+        first = f"lua {_RECORDER.replace(chr(10), ' ')} {start}"
         self._process = subprocess.Popen(
-            [program, "--clean", "-n", "--headless", "--listen", str(self._socket), "--cmd", f"set rtp^={PLUGIN}", *options]
-            + ["-c", f"lua {_RECORDER.replace(chr(10), ' ')} {start}"],
+            [
+                program,
+                "--clean",
+                "-n",
+                "--headless",
+                "--listen",
+                self._socket,
+                "--cmd",
+                f"set rtp^={PLUGIN}",
+                "-c",
+                first,
+            ],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -102,16 +114,16 @@ class Editor:
 
     def quickfix(self) -> list[dict[str, Any]]:
         """`file`, `line`, `last`, `text` of each entry."""
-        return list(
-            self.lua(
-                "return vim.tbl_map(function(item) return { file = vim.fn.fnamemodify(vim.fn.bufname(item.bufnr), \":.\"), line = item.lnum, "
-                "last = item.end_lnum, text = item.text } end, vim.fn.getqflist())"
-            )
-        )
+        item = "{ file = name(item.bufnr), line = item.lnum, last = item.end_lnum, text = item.text }"
+        name = 'local function name(buffer) return vim.fn.fnamemodify(vim.fn.bufname(buffer), ":.") end'
+        return list(self.lua(f"{name} return vim.tbl_map(function(item) return {item} end, vim.fn.getqflist())"))
 
     def wait_for(self, *words: str) -> str:
         """The current buffer's text as soon as all words are in it."""
-        poll(lambda: all(word in self.text() for word in words))
+        try:
+            poll(lambda: all(word in self.text() for word in words))
+        except AssertionError:
+            raise AssertionError(f"{words} did not come, but {self.text()!r}, {self.state()}, {self.notes()}") from None
         return self.text()
 
     def end(self) -> None:
