@@ -14,6 +14,11 @@ local others = "" -- what the daemon does apart from that
 local asking = false
 local timer = assert(vim.uv.new_timer())
 
+local function redraw()
+  -- Also where the current window is a float, which has no status line.
+  vim.cmd.redrawstatus({ bang = true })
+end
+
 ---@param status table
 local function learn(status)
   model = status.model and status.model.name or ""
@@ -25,7 +30,7 @@ local function poll()
   if not connection.is_open() then
     timer:stop()
     others = ""
-    vim.cmd.redrawstatus()
+    redraw()
   elseif not asking then
     asking = true
     connection.request("status", vim.empty_dict(), {
@@ -35,7 +40,7 @@ local function poll()
         if status then
           learn(status)
         end
-        vim.cmd.redrawstatus()
+        redraw()
       end,
     })
   end
@@ -54,13 +59,13 @@ function M.begin(what)
     say = function(words)
       if running[number] then
         running[number] = words
-        vim.cmd.redrawstatus()
+        redraw()
       end
     end,
     finish = function()
       running[number] = nil
       poll()
-      vim.cmd.redrawstatus()
+      redraw()
     end,
   }
   running[number] = ""

@@ -94,10 +94,10 @@ end
 ---@param answer kvd.Answer
 local function append_sources(answer)
   local window = answer.window
-  window:append("\n\n**Sources**\n")
+  window:append("\n\n## Sources\n")
   for number, source in ipairs(answer.sources) do
     local symbol = text.clean_line(source.symbol)
-    local cited = source.cited and " · **cited**" or ""
+    local cited = source.cited and " · cited" or ""
     window:append(("\n%d. `%s` %s%s"):format(number, sources.label(source), symbol, cited))
     answer.places[vim.api.nvim_buf_line_count(window.buffer)] = source
   end
@@ -139,8 +139,9 @@ local function break_off(answer, problem)
   if problem.code == "cancelled" then
     answer.window:append(between .. "*Cancelled.*")
   else
-    local hint = problem.hint ~= "" and ("\n\nhint: `%s`"):format(text.clean_line(problem.hint)) or ""
-    answer.window:append(("%s**kvd: %s**%s"):format(between, text.clean_line(problem.message), hint))
+    local hint = problem.hint ~= "" and "\nhint: " .. text.clean_line(problem.hint) or ""
+    answer.window:append(between)
+    answer.window:append(("kvd: %s%s"):format(text.clean_line(problem.message), hint), "DiagnosticError")
   end
   answer.window:say("q: close")
 end

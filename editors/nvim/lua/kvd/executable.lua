@@ -21,8 +21,7 @@ function M.run(arguments, done)
   local name = config.options.executable
   local program = vim.fn.exepath(vim.fn.expand(name))
   if program == "" then
-    local hint = "install kvd, or name it in require('kvd').setup({ executable = ... })"
-    return done(text.problem("unavailable", ("there is no program %s"):format(name), hint), "")
+    return done(text.problem("unavailable", ("there is no program %s"):format(name), ":help kvd-install"), "")
   end
   local command = vim.list_extend({ program }, arguments)
   local options = { cwd = "/", text = true, timeout = patience_ms }

@@ -2,6 +2,8 @@
 local config = require("kvd.config")
 local text = require("kvd.text")
 
+local marks = vim.api.nvim_create_namespace("kvd")
+
 ---@class kvd.Window
 ---@field buffer integer
 ---@field window? integer while it is shown
@@ -77,7 +79,7 @@ function Window:show()
   local floats = config.options.window.kind == "float"
   local window = floats and vim.api.nvim_open_win(self.buffer, true, self:layout()) or split(self.buffer)
   self.window = window
-  for name, value in pairs({ wrap = true, linebreak = true, number = false, relativenumber = false, conceallevel = 2 }) do
+  for name, value in pairs({ wrap = true, linebreak = true, number = false, relativenumber = false, conceallevel = 0 }) do
     vim.wo[window][0][name] = value
   end
   local group = vim.api.nvim_create_augroup("kvd.window." .. window, {})
@@ -96,6 +98,7 @@ function Window:show()
       self:decorate()
     end,
   })
+  vim.api.nvim_win_set_cursor(window, { vim.api.nvim_buf_line_count(self.buffer), 0 })
   self:decorate()
 end
 
@@ -107,8 +110,9 @@ function Window:decorate()
   if vim.api.nvim_win_get_config(self.window).relative ~= "" then
     vim.api.nvim_win_set_config(self.window, self:layout())
   else
-    local bar = ("%s%%=%s"):format(self.title:gsub("%%", "%%%%"), self.state:gsub("%%", "%%%%"))
-    vim.wo[self.window][0].winbar = bar
+    local room = vim.api.nvim_win_get_width(self.window) - vim.api.nvim_strwidth(self.state) - 2
+    local title, state = shortened(self.title, room):gsub("%%", "%%%%"), self.state:gsub("%%", "%%%%")
+    vim.wo[self.window][0].winbar = title .. "%=" .. state
   end
 end
 
@@ -120,7 +124,8 @@ end
 
 ---Adds text at the end. A window whose cursor is in the last line follows.
 ---@param added string
-function Window:append(added)
+---@param highlight? string group
+function Window:append(added, highlight)
   local buffer = self.buffer
   if not vim.api.nvim_buf_is_valid(buffer) then
     return
@@ -132,6 +137,10 @@ function Window:append(added)
   vim.bo[buffer].modifiable = true
   vim.api.nvim_buf_set_text(buffer, last - 1, -1, last - 1, -1, vim.split(added, "\n", { plain = true }))
   vim.bo[buffer].modifiable = false
+  if highlight then
+    local options = { end_row = vim.api.nvim_buf_line_count(buffer), hl_group = highlight, strict = false }
+    vim.api.nvim_buf_set_extmark(buffer, marks, last - 1, 0, options)
+  end
   for _, window in ipairs(following) do
     vim.api.nvim_win_set_cursor(window, { vim.api.nvim_buf_line_count(buffer), 0 })
   end
@@ -158,6 +167,7 @@ function M.new(title, filetype)
     state = "",
     closed = function() end,
   }, Window)
+  vim.api.nvim_buf_set_name(buffer, "kvd://" .. buffer)
   vim.bo[buffer].bufhidden = "hide"
   vim.bo[buffer].undolevels = -1
   vim.bo[buffer].modifiable = false
