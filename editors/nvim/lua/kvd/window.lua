@@ -135,7 +135,8 @@ function Window:append(added, highlight)
     return vim.api.nvim_win_get_cursor(window)[1] == last
   end, vim.fn.win_findbuf(buffer))
   vim.bo[buffer].modifiable = true
-  vim.api.nvim_buf_set_text(buffer, last - 1, -1, last - 1, -1, vim.split(added, "\n", { plain = true }))
+  local column = #vim.api.nvim_buf_get_lines(buffer, last - 1, last, true)[1]
+  vim.api.nvim_buf_set_text(buffer, last - 1, column, last - 1, column, vim.split(added, "\n", { plain = true }))
   vim.bo[buffer].modifiable = false
   if highlight then
     local options = { end_row = vim.api.nvim_buf_line_count(buffer), hl_group = highlight, strict = false }
