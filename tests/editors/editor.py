@@ -77,20 +77,22 @@ class Editor:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        poll(self._socket.exists)
-        poll(lambda: self.lua("return notes ~= nil") is True)
+        poll(self._is_up)
+
+    def _is_up(self) -> bool:
+        assert self._process.poll() is None, "Neovim did not start"
+        return self._evaluate("luaeval('notes ~= nil')").stdout.strip() in ("v:true", "1", "true")
 
     def lua(self, code: str) -> Any:
         """What the body of a Lua function returns, by way of JSON."""
         chunk = f"(function() {code} end)()".replace("'", "''")
-        return self._evaluate(f"json_encode(luaeval('{chunk}'))")
-
-    def _evaluate(self, expression: str) -> Any:
-        command = [self._command, "--clean", "--server", str(self._socket), "--remote-expr", expression]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = self._evaluate(f"json_encode(luaeval('{chunk}'))")
         assert done.returncode == 0, done.stderr
-        # Some versions answer on stderr.
-        return json.loads(done.stdout or done.stderr)
+        return json.loads(done.stdout)
+
+    def _evaluate(self, expression: str) -> subprocess.CompletedProcess[str]:
+        command = [self._command, "--clean", "--server", str(self._socket), "--remote-expr", expression]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
     def ex(self, command: str) -> None:
         self.lua(f"vim.cmd({json.dumps(command)})")

@@ -121,6 +121,8 @@ def test_one_question_after_the_other(editor: Editor) -> None:
     assert "\n\nred end src/session.py\n" in text
     assert "word word" not in text
     assert editor.lua("return #vim.api.nvim_list_wins()") == 2
+    editor.lua('require("kvd").ask({ question = "say src/session.py\\n```python\\nx = 1" })')
+    assert "```python\nx = 1\n```\n\n## Sources\n" in editor.wait_for("first word after")
     editor.ex("Kvd ask fail session")
     assert editor.wait_for("no room").endswith("\n\nkvd: no room\nhint: kvd setup")
     editor.ex("Kvd ask pizza")

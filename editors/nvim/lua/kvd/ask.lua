@@ -2,6 +2,7 @@
 local activity = require("kvd.activity")
 local config = require("kvd.config")
 local connection = require("kvd.connection")
+local passages = require("kvd.passage")
 local repository = require("kvd.repository")
 local sources = require("kvd.sources")
 local text = require("kvd.text")
@@ -15,10 +16,6 @@ local M = {}
 ---@field last? integer
 ---@field paths? string[] patterns as in .gitignore: only this part of the repository
 ---@field languages? string[] only code of these languages
-
----@class kvd.Passage
----@field label string as `path:first-last`
----@field body string as Markdown
 
 ---@class kvd.Answer
 ---@field window kvd.Window
@@ -35,22 +32,6 @@ local shown
 
 local longest = 20000
 local keys = "Enter: open source · q: close"
-
----@param root string
----@param request kvd.AskRequest
----@return kvd.Passage? passage nil where the question is about no lines
-local function passage_of(root, request)
-  if not request.first then
-    return nil
-  end
-  local first, last = request.first, request.last or request.first
-  local file = repository.file(0)
-  local inside = file and vim.startswith(file, root .. "/")
-  local path = inside and file:sub(#root + 2) or file or "[No Name]"
-  local label = ("%s:%d-%d"):format(path, first, last)
-  local lines = vim.api.nvim_buf_get_lines(0, first - 1, last, false)
-  return { label = label, body = ("```%s\n%s\n```"):format(vim.bo.filetype, table.concat(lines, "\n")) }
-end
 
 ---@param answer kvd.Answer
 ---@param piece string
@@ -103,6 +84,18 @@ local function append_sources(answer)
   end
 end
 
+---What follows an answer that was cut off within code is no code.
+---@param answer kvd.Answer
+local function close_fence(answer)
+  local fences = 0
+  for _, line in ipairs(vim.api.nvim_buf_get_lines(answer.window.buffer, 0, -1, false)) do
+    fences = fences + (line:find("^%s*```") and 1 or 0)
+  end
+  if fences % 2 == 1 then
+    answer.window:append("\n```")
+  end
+end
+
 ---@param answer kvd.Answer
 ---@param result table
 local function complete(answer, result)
@@ -110,8 +103,9 @@ local function complete(answer, result)
   if not answer.begun then
     stream(answer, result.answer)
   end
+  close_fence(answer)
   if result.finish == "length" then
-    answer.window:append(" …\n\n*Cut off: the answer reached its limit (`max_tokens`).*")
+    answer.window:append("\n\n*Cut off: the answer reached its limit (`max_tokens`).*")
   end
   if #result.sources > 0 then
     append_sources(answer)
@@ -135,6 +129,7 @@ local function break_off(answer, problem)
   if not answer.window.window then
     return text.fail(problem)
   end
+  close_fence(answer)
   local between = answer.begun and "\n\n" or ""
   if problem.code == "cancelled" then
     answer.window:append(between .. "*Cancelled.*")
@@ -260,7 +255,7 @@ end
 function M.run(request)
   local again = shown and shown.window.buffer == vim.api.nvim_get_current_buf()
   local root = again and shown.root or repository.root(0)
-  local passage = passage_of(root, request)
+  local passage = passages.of(root, request)
   local question = vim.trim(request.question or "")
   if question ~= "" then
     return send(request, root, question, passage)
