@@ -59,19 +59,19 @@ class Editor:
         self._socket = home / "nvim.sock"
         start = f"require('kvd').setup({setup})" if setup else ""
         first = f"lua {_RECORDER.replace(chr(10), ' ')} {start}"
+        options = [
+            "--clean",
+            "-n",
+            "--headless",
+            "--listen",
+            str(self._socket),
+            "--cmd",
+            f"set rtp^={PLUGIN}",
+            "-c",
+            first,
+        ]
         self._process = subprocess.Popen(
-            [
-                program,
-                "--clean",
-                "-n",
-                "--headless",
-                "--listen",
-                self._socket,
-                "--cmd",
-                f"set rtp^={PLUGIN}",
-                "-c",
-                first,
-            ],
+            [program, *options],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -81,7 +81,7 @@ class Editor:
 
     def _is_up(self) -> bool:
         assert self._process.poll() is None, "Neovim did not start"
-        return self._evaluate("luaeval('notes ~= nil')").stdout.strip() in ("v:true", "1", "true")
+        return self._evaluate("luaeval('notes ~= nil')").stdout.strip() == "true"
 
     def lua(self, code: str) -> Any:
         """What the body of a Lua function returns, by way of JSON."""

@@ -19,7 +19,7 @@ end
 ---@param done fun(problem: kvd.Error?, stdout: string)
 function M.run(arguments, done)
   local name = config.options.executable
-  local program = vim.fn.exepath(vim.fn.expand(name))
+  local program = vim.fn.exepath(vim.fs.normalize(name))
   if program == "" then
     return done(text.problem("unavailable", ("there is no program %s"):format(name), ":help kvd-install"), "")
   end

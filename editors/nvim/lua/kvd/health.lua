@@ -29,19 +29,16 @@ local function check_neovim()
   end
 end
 
----@return boolean
 local function check_executable()
   local values = await(function(done)
     executable.run({ "--version" }, done)
   end)
   if not values then
-    vim.health.error(config.options.executable .. " --version takes too long", "Run it in a terminal")
-    return false
+    return vim.health.error(config.options.executable .. " --version takes too long", "Run it in a terminal")
   end
   local problem, stdout = values[1], values[2]
   if problem then
-    vim.health.error(problem.message, problem.hint)
-    return false
+    return vim.health.error(problem.message, problem.hint)
   end
   local version = vim.trim(stdout):match("%S+$")
   if version == dial.version then
@@ -52,7 +49,6 @@ local function check_executable()
       "Update the older one, then: kvd stop"
     )
   end
-  return true
 end
 
 ---@param status table
