@@ -92,7 +92,7 @@ class Editor:
 
     def _evaluate(self, expression: str) -> subprocess.CompletedProcess[str]:
         command = [self._command, "--clean", "--server", str(self._socket), "--remote-expr", expression]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=45, check=False)
 
     def ex(self, command: str) -> None:
         self.lua(f"vim.cmd({json.dumps(command)})")
@@ -120,12 +120,19 @@ class Editor:
         name = 'local function name(buffer) return vim.fn.fnamemodify(vim.fn.bufname(buffer), ":.") end'
         return list(self.lua(f"{name} return vim.tbl_map(function(item) return {item} end, vim.fn.getqflist())"))
 
+    def until(self, condition: str, seconds: float = 30.0) -> bool:
+        """Wait within Neovim until an expression in Lua is true; whether it became so."""
+        wait = f"return (vim.wait({seconds * 1000:.0f}, function() return {condition} end, 10))"
+        return self.lua(wait) is True
+
     def wait_for(self, *words: str) -> str:
         """The current buffer's text as soon as all words are in it."""
-        try:
-            poll(lambda: all(word in self.text() for word in words))
-        except AssertionError:
-            raise AssertionError(f"{words} did not come, but {self.text()!r}, {self.state()}, {self.notes()}") from None
+        self.lua(f"""words = vim.json.decode([==[{json.dumps(words)}]==])
+            function said(word)
+                return table.concat(vim.api.nvim_buf_get_lines(0, 0, -1, false), "\\n"):find(word, 1, true) ~= nil
+            end""")
+        came = self.until("vim.iter(words):all(said)")
+        assert came, f"{words} did not come, but {self.text()!r}, {self.state()}, {self.notes()}"
         return self.text()
 
     def end(self) -> None:

@@ -44,7 +44,7 @@ def engine_rests(editor: Editor) -> bool:
     """Whether the daemon answers no question, as it tells the plugin."""
     handlers = "{ quiet = true, done = function(_, told) state = told end }"
     editor.lua(f'require("kvd.connection").request("status", vim.empty_dict(), {handlers})')
-    poll(lambda: bool(editor.lua("return state ~= nil")))
+    assert editor.until("state ~= nil")
     engine = editor.lua("local told = state.engine; state = nil; return told")
     return engine["state"] == "ready" and not engine["running"] and not engine["waiting"]
 
@@ -83,7 +83,7 @@ def test_an_answer_with_its_sources(editor: Editor) -> None:
     assert {item["file"] for item in listed} >= {"src/session.py", "src/paint.js"}
     assert [item["text"].endswith("(cited)") for item in listed].count(True) == 1
     assert editor.notes() == []
-    poll(lambda: bool(editor.lua('return require("kvd").statusline()') == "kvd fake"))
+    assert editor.until('require("kvd").statusline() == "kvd fake"')
     # Enter opens a source, and the answer comes back.
     first = listed[0]
     editor.lua('vim.fn.search("[1]", "bw") vim.cmd("normal! gg") vim.fn.search("\\\\[1]")')
@@ -166,11 +166,11 @@ def test_a_split(start_editor: Opener, fake_daemon: FakeDaemon) -> None:
 def test_search_and_choose(editor: Editor) -> None:
     editor.lua("chosen = 1")
     editor.ex("KvdSearch paint a rectangle")
-    poll(lambda: editor.lua("return choices ~= nil"))
+    assert editor.until("choices ~= nil")
     assert editor.lua("return choices[1]") == "src/paint.js:1-4  paintRectangle"
     assert editor.lua('return { vim.fn.expand("%:."), vim.fn.line(".") }') == ["src/paint.js", 1]
     editor.ex("KvdSearch! is_expired")
-    poll(lambda: editor.quickfix() != [])
+    assert editor.until("#vim.fn.getqflist() > 0")
     assert editor.quickfix()[0]["file"] == "src/session.py"
     assert editor.lua("return vim.bo.buftype") == "quickfix"
     assert editor.notes() == []
@@ -178,7 +178,7 @@ def test_search_and_choose(editor: Editor) -> None:
 
 def test_index_and_status(editor: Editor, repository: Path) -> None:
     editor.ex("Kvd index")
-    poll(lambda: editor.notes() != [])
+    assert editor.until("#notes > 0")
     assert editor.notes()[0].startswith(f"kvd: indexed {repository}: 3 files, ")
     editor.ex("Kvd status")
     assert f"index    {repository}: 3 files" in editor.wait_for("daemon   running")
@@ -188,14 +188,14 @@ def test_a_daemon_is_started_where_none_runs(start_editor: Opener, kvd: Kvd) -> 
     editor = start_editor()
     editor.lua("chosen = 1")
     editor.ex("KvdSearch paint a rectangle")
-    poll(lambda: editor.lua('return vim.fn.expand("%:.")') == "src/paint.js")
+    assert editor.until('vim.fn.expand("%:.") == "src/paint.js"')
     assert editor.notes() == []
 
 
 def test_no_daemon_and_no_program(start_editor: Opener) -> None:
     editor = start_editor('{ executable = "no-such-kvd" }')
     editor.ex("KvdSearch session")
-    poll(lambda: editor.notes() != [])
+    assert editor.until("#notes > 0")
     assert editor.notes() == ["kvd: there is no program no-such-kvd (hint: :help kvd-install)"]
 
 
@@ -226,7 +226,7 @@ def test_another_version_is_replaced_when_it_is_idle(start_editor: Opener, kvd: 
     old = FakeDaemon("0.0.1")
     editor = start_editor()
     editor.ex("Kvd index")
-    poll(lambda: editor.notes() != [])
+    assert editor.until("#notes > 0")
     assert [note.split()[1] for note in editor.notes()] == ["indexed"]
     assert kvd.json("status")["daemon"]["version"] == package.__version__
     old.end()
@@ -237,7 +237,7 @@ def test_another_version_that_stays_is_told_of_once(start_editor: Opener, kvd: K
     editor = start_editor('{ executable = "no-such-kvd" }')
     for _ in range(2):
         editor.ex("Kvd index")
-    poll(lambda: len(editor.notes()) == 3)
+    assert editor.until("#notes == 3")
     told = (
         f"the daemon is kvd 0.0.1, this plugin is of {package.__version__} (hint: update the older one, then kvd stop)"
     )
@@ -295,7 +295,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(start_editor: Opener) 
     folder.chmod(0o777)
     editor = start_editor()
     editor.ex("KvdSearch session")
-    poll(lambda: editor.notes() != [])
+    assert editor.until("#notes > 0")
     assert editor.notes() == [
         f"kvd: the runtime folder {folder} is not yours alone (hint: remove it, or run: chmod 700 {folder})"
     ]
