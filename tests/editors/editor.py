@@ -77,7 +77,11 @@ class Editor:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        poll(self._is_up)
+        try:
+            poll(self._is_up)
+        except BaseException:
+            self.end()
+            raise
 
     def _is_up(self) -> bool:
         assert self._process.poll() is None, "Neovim did not start"

@@ -38,7 +38,7 @@ def test_it_compiles_and_has_no_globals(isolated_home: Path) -> None:
     script = isolated_home / "globals.lua"
     script.write_text(_GLOBALS)
     command = [str(neovim()), "--clean", "-l", str(script), *map(str, FILES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=isolated_home)
     if "module 'jit.bc' not found" in done.stderr:
         pytest.skip("this Neovim has no LuaJIT that lists its code")
     assert done.returncode == 0, done.stderr

@@ -20,8 +20,10 @@ Opener = Callable[..., Editor]
 
 
 @pytest.fixture
-def start_editor(isolated_home: Path, repository: Path) -> Iterator[Opener]:
+def start_editor(isolated_home: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     """Starts Neovims in the repository. Without options, `kvd` is this one."""
+    # Otherwise, in the working folder where that of the state is not there yet.
+    monkeypatch.setenv("NVIM_LOG_FILE", str(isolated_home / "nvim.log"))
     started: list[Editor] = []
 
     def start(setup: str = "") -> Editor:
