@@ -20,3 +20,8 @@ def clean(text: str) -> str:
 def clean_line(text: str) -> str:
     """`clean`, on one line."""
     return " ".join(clean(text).split("\n")).replace("\t", " ")
+
+
+def printable(path: str) -> str:
+    """A file's name as text: bytes that are not UTF-8 are lone surrogates in it, which UTF-8 can't have."""
+    return clean_line(path.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvd.mcp_server.results import Found
-from kvd.plain import clean
+from kvd.plain import clean, clean_line, printable
 from kvd.regular import read_small
 from kvd.rpc.messages import Message
 from kvd.source.text import decode
@@ -29,16 +29,11 @@ def _excerpt(root: Path, source: Message) -> Found:
         path=printable(source["path"]),
         start_line=first,
         end_line=last,
-        symbol=clean(source["symbol"]),
+        symbol=clean_line(source["symbol"]),
         language=source["language"],
         code="\n".join(kept),
         omitted_lines=last - first + 1 - len(kept),
     )
-
-
-def printable(path: str) -> str:
-    """`path` as it can be sent: names that are not UTF-8 hold lone surrogates, which no JSON in UTF-8 can."""
-    return clean(path.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def trimmed(lines: list[str]) -> list[str]:

@@ -12,11 +12,11 @@ from pydantic import Field
 
 import kvd
 from kvd.errors import KvdError
-from kvd.mcp_server.excerpts import MAX_CHARACTERS, MAX_LINES, excerpts, printable
+from kvd.mcp_server.excerpts import MAX_CHARACTERS, MAX_LINES, excerpts
 from kvd.mcp_server.progress import call_with_progress
 from kvd.mcp_server.repository import choose, client_roots
 from kvd.mcp_server.results import AskResult, SearchResult, Source, ask_answer, error_answer, search_answer
-from kvd.plain import clean
+from kvd.plain import clean, clean_line, printable
 from kvd.rpc.messages import MAX_TOKENS, Message, check_text
 
 _INSTRUCTIONS = (
@@ -98,7 +98,7 @@ def _asked(repo: str, result: Message) -> AskResult:
             path=printable(source["path"]),
             start_line=source["start_line"],
             end_line=source["end_line"],
-            symbol=clean(source["symbol"]),
+            symbol=clean_line(source["symbol"]),
             cited=source["cited"],
         )
         for source in result["sources"]
@@ -110,7 +110,7 @@ def _asked(repo: str, result: Message) -> AskResult:
 
 
 def _notices(result: Message) -> list[str]:
-    return [clean(str(notice)) for notice in result.get("notices", [])]
+    return [clean_line(str(notice)) for notice in result.get("notices", [])]
 
 
 def run(settings: Message) -> None:

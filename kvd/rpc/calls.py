@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-from kvd.errors import KvdError
+from kvd.errors import CancelledError, KvdError
 from kvd.rpc.client import Client
 from kvd.rpc.messages import Message
 
@@ -28,9 +28,13 @@ class Call:
         self._client: Client | None = None
         self._cancelled = False
 
-    async def __aenter__(self) -> Call:
+    def start(self) -> None:
+        """Send it. Who calls this instead of `async with` has to call `cancel`."""
         # A daemon thread: starting the daemon can't be interrupted, and should not keep the process.
         threading.Thread(target=self._work, daemon=True).start()
+
+    async def __aenter__(self) -> Call:
+        self.start()
         return self
 
     async def __aexit__(
@@ -39,7 +43,7 @@ class Call:
         self.cancel()
 
     async def next(self) -> Message | None:
-        """The next value; None after the last one. Raises the daemon's error."""
+        """The next value; None after the last one. Raises the daemon's error, `CancelledError` after `cancel`."""
         value = await self._values.get()
         if value is None and self._error is not None:
             raise self._error
@@ -55,18 +59,19 @@ class Call:
     def _work(self) -> None:
         try:
             with Client.connect() as client:
-                if self._may_ask(client):
-                    self.result = client.call(self._method, self._params, self._tell)
+                self._take(client)
+                self.result = client.call(self._method, self._params, self._tell)
         except KvdError as error:
-            self._error = error
+            self._error = CancelledError("the request was cancelled") if self._cancelled else error
         except Exception as error:
             self._error = KvdError(f"{type(error).__name__}: {error}", hint="kvd logs")
         self._tell(None)
 
-    def _may_ask(self, client: Client) -> bool:
+    def _take(self, client: Client) -> None:
         with self._lock:
             self._client = client
-            return not self._cancelled
+            if self._cancelled:
+                raise CancelledError("the request was cancelled")
 
     def _tell(self, value: Message | None) -> None:
         # The loop is closed where the program has ended meanwhile.
