@@ -18,9 +18,10 @@ class Call:
     `next` gives the `value` of each `$/progress` as it comes; the result is in `result` afterwards.
     """
 
-    def __init__(self, method: str, params: Message) -> None:
+    def __init__(self, method: str, params: Message, *, progress: bool = True) -> None:
         self.result: Message = {}
         self._method, self._params = method, params
+        self._on_progress = self._tell if progress else None
         self._loop = asyncio.get_running_loop()
         self._values: asyncio.Queue[Message | None] = asyncio.Queue()
         self._error: BaseException | None = None
@@ -60,7 +61,7 @@ class Call:
         try:
             with Client.connect() as client:
                 self._take(client)
-                self.result = client.call(self._method, self._params, self._tell)
+                self.result = client.call(self._method, self._params, self._on_progress)
         except KvdError as error:
             self._error = CancelledError("the request was cancelled") if self._cancelled else error
         except Exception as error:
@@ -80,8 +81,7 @@ class Call:
 
 
 async def call(method: str, params: Message) -> Message:
-    """The result of a request whose progress nobody looks at."""
-    async with Call(method, params) as running:
-        while await running.next() is not None:
-            pass
+    """The result of a request that has no progress."""
+    async with Call(method, params, progress=False) as running:
+        await running.next()
         return running.result

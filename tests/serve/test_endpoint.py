@@ -12,6 +12,7 @@ import stat
 import subprocess
 import textwrap
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from openai import OpenAI
 
 from kvd import paths
 from kvd.rpc.client import Client as DaemonClient
-from tests.conftest import FakeDaemon, Kvd, poll, use_model
+from tests.conftest import FakeDaemon, Kvd, poll
 
 EXPIRED = "when is the session expired"
 
@@ -70,7 +71,15 @@ def endpoint(fake_daemon: FakeDaemon, repository: Path) -> Iterator[Endpoint]:
     running.end()
 
 
+def state() -> dict[str, Any]:
+    client = DaemonClient.running()
+    assert client is not None
+    with client:
+        return client.call("status", {})
+
+
 def active() -> int:
+    """Requests that the daemon works on."""
     client = DaemonClient.running()
     assert client is not None
     with client:
@@ -96,7 +105,9 @@ def test_models_and_answers(endpoint: Endpoint, kvd: Kvd, repository: Path, isol
     assert whole.kvd["model"] == "fake"
     assert whole.kvd["ignored_messages"] == 0
 
-    chunks = list(endpoint.ask(model, "say the session is expired", stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        endpoint.ask(model, "say the session is expired", stream=True, stream_options={"include_usage": True})
+    )
     streamed = "".join(it.choices[0].delta.content or "" for it in chunks if it.choices)
     assert streamed.startswith("the session is expired\n\nSources:\n- ")
     assert [it.choices[0].finish_reason for it in chunks if it.choices][-1] == "stop"
@@ -122,6 +133,9 @@ def test_models_and_answers(endpoint: Endpoint, kvd: Kvd, repository: Path, isol
 
 def test_errors(endpoint: Endpoint, repository: Path, isolated_home: Path) -> None:
     model = f"kvd:{repository}"
+    with pytest.raises(openai.InternalServerError, match="the engine stopped") as dead:
+        endpoint.ask(model, "die SIGKILL session")
+    assert dead.value.status_code == 503
     with pytest.raises(openai.NotFoundError) as unknown:
         endpoint.ask("gpt-9")
     assert unknown.value.code == "model_not_found"
@@ -140,11 +154,6 @@ def test_errors(endpoint: Endpoint, repository: Path, isolated_home: Path) -> No
     assert endpoint.raw("GET", "/v1/chat/completions")[0] == 405
     status, body, _ = endpoint.raw("GET", "/v1/nothing")
     assert (status, body["error"]["type"]) == (404, "invalid_request_error")
-    (paths.models_dir() / "active.json").unlink()
-    with pytest.raises(openai.InternalServerError, match="hint: kvd setup") as unready:
-        endpoint.ask(model)
-    assert unready.value.status_code == 503
-    use_model("fake", isolated_home / "fake.gguf")
     # The engine dies in the middle of a stream: its status is sent, so the stream says it.
     with pytest.raises(openai.APIError):
         list(endpoint.ask(model, "die SIGKILL session", stream=True))
@@ -160,7 +169,9 @@ def test_who_may_ask(endpoint: Endpoint, repository: Path) -> None:
         assert headers["www-authenticate"] == "Bearer"
     for host in ("evil.example", f"evil.example:{endpoint.port}", "127.0.0.1:1", f"127.0.0.1.evil:{endpoint.port}"):
         assert endpoint.raw("GET", "/v1/models", Host=host)[0] == 403
-    status, _, headers = endpoint.raw("GET", "/v1/models", Host=f"localhost:{endpoint.port}", Origin="http://evil.example")
+    status, _, headers = endpoint.raw(
+        "GET", "/v1/models", Host=f"localhost:{endpoint.port}", Origin="http://evil.example"
+    )
     assert status == 200
     assert not [name for name in headers if name.startswith("access-control")]
     # Nobody listens on other addresses.
@@ -184,17 +195,15 @@ def test_a_client_that_leaves_cancels(endpoint: Endpoint, repository: Path, stre
 def test_too_many_are_told_so(endpoint: Endpoint, repository: Path) -> None:
     """Each request has a connection of its own to the daemon, so its line can fill."""
     body = json.dumps({"model": f"kvd:{repository}", "messages": [{"role": "user", "content": "slow session"}]})
-    waiting = []
-    for _ in range(20):
-        connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=20.0)
-        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {endpoint.token}"})
-        waiting.append(connection)
-    poll(lambda: active() == 20)
-    with pytest.raises(openai.RateLimitError) as busy:
-        endpoint.ask(f"kvd:{repository}")
-    assert busy.value.status_code == 429
-    for connection in waiting:
-        connection.close()
+    with ExitStack() as waiting:
+        for _ in range(20):
+            connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=20.0)
+            waiting.callback(connection.close)
+            connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {endpoint.token}"})
+        poll(lambda: state()["engine"].get("waiting") == 16)
+        with pytest.raises(openai.RateLimitError) as busy:
+            endpoint.ask(f"kvd:{repository}")
+        assert busy.value.status_code == 429
     poll(lambda: active() == 0)
 
 
