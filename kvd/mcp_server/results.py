@@ -1,4 +1,4 @@
-"""What the tools give: structured for programs, text for models. Each says all of it, as clients pass on one of them."""
+"""What the tools give: structured for programs, text for models. Each says all: clients pass on one of them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_models_and_answers(endpoint: Endpoint, kvd: Kvd, repository: Path, isol
 def test_errors(endpoint: Endpoint, repository: Path, isolated_home: Path) -> None:
     model = f"kvd:{repository}"
     with pytest.raises(openai.InternalServerError, match="the engine stopped") as dead:
-        endpoint.ask(model, "die SIGKILL session")
+        endpoint.ask(model, "die SIGKILL session is expired")
     assert dead.value.status_code == 503
     with pytest.raises(openai.NotFoundError) as unknown:
         endpoint.ask("gpt-9")
@@ -156,7 +156,7 @@ def test_errors(endpoint: Endpoint, repository: Path, isolated_home: Path) -> No
     assert (status, body["error"]["type"]) == (404, "invalid_request_error")
     # The engine dies in the middle of a stream: its status is sent, so the stream says it.
     with pytest.raises(openai.APIError):
-        list(endpoint.ask(model, "die SIGKILL session", stream=True))
+        list(endpoint.ask(model, "die SIGKILL session is expired", stream=True))
 
 
 def test_who_may_ask(endpoint: Endpoint, repository: Path) -> None:
