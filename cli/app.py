@@ -26,6 +26,8 @@ _COMMANDS = {
     "hooks": "hooks",
     "config": "config",
     "service": "service",
+    "mcp": "mcp",
+    "serve": "serve",
 }
 """Names, in the order of the help, and modules: a command is a function of that name, a group of commands an `app`."""
 

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvd.rpc.stages import describe as describe
+
 from .text import clean_line
 
 if TYPE_CHECKING:
@@ -16,28 +18,6 @@ _QUICK = ("scan", "index")
 """Stages that every request has and that are mostly over at once."""
 
 _LINE_SECONDS = 5.0
-
-_TITLES = {
-    "scan": "looking at the files",
-    "index": "indexing",
-    "wait": "waiting",
-    "load": "loading the model",
-    "check": "checking once whether the model can reuse KV",
-    "prefill": "reading the code",
-}
-_UNITS = {"index": "files"}
-
-
-def describe(value: dict[str, Any]) -> str:
-    """One line for a stage, as `indexing 312/1,024 files`."""
-    stage = str(value.get("stage", ""))
-    done, total = int(value.get("done") or 0), int(value.get("total") or 0)
-    parts = [_TITLES.get(stage, stage)]
-    if total:
-        parts.append(f"{done:,}/{total:,}")
-        parts.append(_UNITS.get(stage, ""))
-    parts.append(str(value.get("message") or ""))
-    return clean_line(" ".join(part for part in parts if part))
 
 
 class Stages:

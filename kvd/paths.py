@@ -56,6 +56,11 @@ def log_file() -> Path:
     return _made(_base("XDG_STATE_HOME", ".local/state") / "kvd") / "daemon.log"
 
 
+def token_file() -> Path:
+    """What `kvd serve` asks its clients for."""
+    return _made(_base("XDG_STATE_HOME", ".local/state") / "kvd") / "serve-token"
+
+
 def models_dir() -> Path:
     return _made(data_dir() / "models")
 

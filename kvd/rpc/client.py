@@ -179,6 +179,11 @@ class Client:
             if pid := daemon_pid():
                 os.kill(pid, signal.SIGKILL)
 
+    def abort(self) -> None:
+        """End the connection from another thread: the daemon cancels its request, and `call` raises."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._socket.close()
 
