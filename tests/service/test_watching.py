@@ -601,6 +601,8 @@ from kvd.source.watch import Watcher
 
 tended.POLL_SECONDS = 0.05
 tended._POLL_SHARE = 1
+# Nor does it rest for longer after each look that found nothing.
+tended._LONGEST_REST = 0.05
 tried = []
 watch = Watcher.watch
 Watcher.watch = lambda *all: (tried.append(1), watch(*all))[1]
