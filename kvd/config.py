@@ -114,6 +114,9 @@ class Settings:
     daemon_idle_minutes: int = _setting(
         120, "The daemon ends after so long without a client; the next command starts it again. 0: never."
     )
+    session_days: int = _setting(
+        365, "Sessions are deleted for good when nobody asked anything in them for so many days; 0: never.", high=36_500
+    )
     embedder: str = _setting(
         DEFAULT_EMBEDDER,
         "What makes vectors of code and questions: default, or the path of an embedding model: GGUF, ONNX, or a folder "

@@ -79,6 +79,11 @@ def bytes_on_disk(database: Path) -> int:
     return total
 
 
+def sessions_file() -> Path:
+    """What was asked and answered in sessions, of all repositories."""
+    return data_dir() / "sessions.db"
+
+
 def gate_file() -> Path:
     """Which models may answer from reused KV."""
     return cache_dir() / "gate.json"

@@ -1,0 +1,1 @@
+"""Conversations: what was asked and answered, and which code it was about."""

@@ -1,0 +1,122 @@
+"""The file of all conversations of a user: schema, opening, versions.
+
+They can't be made again, so nothing here removes or replaces the file. What is deleted from it is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from kvd.errors import BusyError, StoreError
+from kvd.regular import check_database
+from kvd.sqlite import close, transaction
+
+SCHEMA_VERSION = 1
+_BUSY_MS = 5_000
+_LOG_BYTES = 1_000_000
+_DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)
+
+SCHEMA = """
+CREATE TABLE sessions (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    root         BLOB NOT NULL,
+    name         TEXT NOT NULL,
+    parent       INTEGER REFERENCES sessions (id) ON DELETE SET NULL,
+    family       BLOB NOT NULL,
+    model        TEXT NOT NULL DEFAULT '',
+    model_sha256 TEXT NOT NULL DEFAULT '',
+    created_at   REAL NOT NULL,
+    used_at      REAL NOT NULL,
+    closed       INTEGER NOT NULL DEFAULT 0,
+    state        TEXT NOT NULL DEFAULT '',
+    UNIQUE (root, name)
+) STRICT;
+CREATE INDEX sessions_by_use ON sessions (used_at);
+CREATE INDEX sessions_by_family ON sessions (family);
+CREATE TABLE turns (
+    session_id  INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number      INTEGER NOT NULL,
+    question    TEXT NOT NULL,
+    answer      TEXT NOT NULL,
+    finish      TEXT NOT NULL,
+    asked_at    REAL NOT NULL,
+    commit_id   TEXT NOT NULL,
+    sources     TEXT NOT NULL,
+    tokens      TEXT NOT NULL,
+    timings_ms  TEXT NOT NULL,
+    PRIMARY KEY (session_id, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE chunks (
+    session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    label      INTEGER NOT NULL,
+    turn       INTEGER NOT NULL,
+    path       TEXT NOT NULL,
+    start_line INTEGER NOT NULL,
+    end_line   INTEGER NOT NULL,
+    scope      TEXT NOT NULL,
+    language   TEXT NOT NULL,
+    hash       BLOB NOT NULL REFERENCES texts (hash),
+    PRIMARY KEY (session_id, label)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX chunks_by_hash ON chunks (hash);
+CREATE TABLE texts (hash BLOB PRIMARY KEY, text TEXT NOT NULL) STRICT;
+"""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[apsw.Connection]:
+    """A connection, the file made where it is missing. Raises `StoreError` where it can't be used, `BusyError` where
+    another program has it locked; within, too."""
+    try:
+        db = _open(path)
+        try:
+            yield db
+        finally:
+            close(db)
+    except apsw.BusyError as error:
+        raise BusyError(f"another program has locked {path}", hint="try again when it is done") from error
+    except _DAMAGE as error:
+        raise StoreError(
+            f"the conversations in {path} can't be read ({error})", hint=f"mv {path} {path}.damaged"
+        ) from error
+    except (apsw.Error, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"can't use {path}: {reason}", hint="check the disk's space and rights") from error
+
+
+def _open(path: Path) -> apsw.Connection:
+    check_database(path)
+    # Made before SQLite opens it, so that it (and its log, which takes over the mode) is never readable by others.
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        db.set_busy_timeout(_BUSY_MS)
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA secure_delete = ON")
+        # What was said is on disk when the answer is complete, also after a loss of power.
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        version = db.pragma("user_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise StoreError(f"{path} was written by a newer kvd (schema {version})", hint="update kvd")
+        if version == 0:
+            db.execute("PRAGMA journal_mode = WAL")
+            with transaction(db):
+                # Another process may have made it since.
+                if db.pragma("user_version") == 0:
+                    db.execute(SCHEMA)
+                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def overwrite_log(db: apsw.Connection) -> None:
+    """Empty the log, in which rows that were deleted may still be."""
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,0 +1,217 @@
+"""Sessions and their turns, in one file for a user. Each belongs to one repository and is found by its name there."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from kvd.errors import UsageError
+from kvd.sessions.database import opened, overwrite_log
+from kvd.sessions.records import Deleted, SaidChunk, Session, Turn, check_name
+from kvd.sqlite import transaction
+
+FAMILY_BYTES = 32
+
+_SESSION = """
+SELECT s.id, s.name, s.root, s.family, coalesce(p.name, ''), s.model, s.model_sha256, s.created_at, s.used_at, s.closed,
+    (SELECT count(*) FROM turns WHERE session_id = s.id)
+FROM sessions AS s LEFT JOIN sessions AS p ON p.id = s.parent
+"""
+
+
+class SessionStore:
+    """Opens the file at `path` for each call, from any thread. Every method raises what `database.opened` raises.
+
+    `clock` gives the time of creation and use.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = path, clock
+
+    def create(self, root: Path, name: str | None = None) -> Session:
+        """A new session, named after the day where no name is given. Raises `UsageError` for a name that is taken or
+        can't be one."""
+        with opened(self.path) as db:
+            with transaction(db):
+                name = check_name(_day_name(db, root, self._clock()) if name is None else name)
+                _check_free(db, root, name)
+                now = self._clock()
+                db.execute(
+                    "INSERT INTO sessions (root, name, family, created_at, used_at) VALUES (?, ?, ?, ?, ?)",
+                    (os.fsencode(root), name, secrets.token_bytes(FAMILY_BYTES), now, now),
+                )
+            return _find(db, root, name)
+
+    def get(self, root: Path, name: str) -> Session:
+        """Raises `UsageError` where the repository has no such session."""
+        with opened(self.path) as db:
+            return _find(db, root, name)
+
+    def get_or_create(self, root: Path, name: str) -> Session:
+        with opened(self.path) as db:
+            rows = _sessions(db, "WHERE s.root = ? AND s.name = ?", (os.fsencode(root), name))
+        return rows[0] if rows else self.create(root, name)
+
+    def all_of(self, root: Path) -> list[Session]:
+        """Those of a repository, the last used first."""
+        with opened(self.path) as db:
+            return _sessions(db, "WHERE s.root = ? ORDER BY s.used_at DESC, s.id DESC", (os.fsencode(root),))
+
+    def turns(self, session: Session) -> list[Turn]:
+        """First to last."""
+        with opened(self.path) as db:
+            rows = db.execute(
+                "SELECT number, question, answer, finish, asked_at, commit_id, sources, tokens, timings_ms FROM turns"
+                " WHERE session_id = ? ORDER BY number",
+                (session.id,),
+            ).fetchall()
+        return [Turn(*_plain(row[:6]), *(json.loads(str(text)) for text in row[6:])) for row in rows]
+
+    def chunks(self, session: Session) -> list[SaidChunk]:
+        """What the conversation's prompt holds of the repository, by label."""
+        with opened(self.path) as db:
+            rows = db.execute(
+                "SELECT label, turn, path, start_line, end_line, scope, language, text FROM chunks"
+                " JOIN texts USING (hash) WHERE session_id = ? ORDER BY label",
+                (session.id,),
+            ).fetchall()
+        return [SaidChunk(*_plain(row)) for row in rows]
+
+    def state(self, session: Session) -> str:
+        """What the engine needs to go on, in its own words; "" for nothing."""
+        with opened(self.path) as db:
+            rows = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
+        return str(rows[0][0]) if rows else ""
+
+    def add_turn(
+        self, session: Session, turn: Turn, chunks: Sequence[SaidChunk], state: str, model: tuple[str, str]
+    ) -> None:
+        """Write a turn with the chunks that it brought in, all or nothing. `model`: name and sha256 of its file.
+
+        Raises `UsageError` where the session has been deleted, or another turn came first.
+        """
+        with opened(self.path) as db, transaction(db):
+            if _last_number(db, session) != turn.number - 1:
+                raise UsageError(f"the session {session.name} went on without this answer", hint="ask again")
+            _add_turn(db, session.id, turn)
+            _add_chunks(db, session.id, chunks)
+            db.execute(
+                "UPDATE sessions SET used_at = ?, state = ?, model = ?, model_sha256 = ?, closed = 0 WHERE id = ?",
+                (self._clock(), state, *model, session.id),
+            )
+
+    def fork(self, root: Path, name: str, new_name: str | None) -> Session:
+        """A session that has said the same so far. Raises `UsageError` as `get` and `create` do."""
+        with opened(self.path) as db:
+            with transaction(db):
+                source = _find(db, root, name)
+                new_name = check_name(_day_name(db, root, self._clock()) if new_name is None else new_name)
+                _check_free(db, root, new_name)
+                now = self._clock()
+                db.execute(
+                    "INSERT INTO sessions (root, name, parent, family, model, model_sha256, created_at, used_at, state)"
+                    " SELECT root, ?, id, family, model, model_sha256, ?, ?, state FROM sessions WHERE id = ?",
+                    (new_name, now, now, source.id),
+                )
+                fork = _find(db, root, new_name)
+                for table in ("turns", "chunks"):
+                    columns = ", ".join(_columns(db, table)[1:])
+                    db.execute(
+                        f"INSERT INTO {table} SELECT ?, {columns} FROM {table} WHERE session_id = ?",
+                        (fork.id, source.id),
+                    )
+            return _find(db, root, new_name)
+
+    def close(self, root: Path, name: str) -> Session:
+        """Mark as closed, until it is asked again."""
+        with opened(self.path) as db:
+            session = _find(db, root, name)
+            with transaction(db):
+                db.execute("UPDATE sessions SET closed = 1 WHERE id = ?", (session.id,))
+            return _find(db, root, name)
+
+    def delete(self, session: Session) -> Deleted:
+        """Delete for good: what is deleted is overwritten on disk."""
+        with opened(self.path) as db:
+            with transaction(db):
+                states = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
+                db.execute("DELETE FROM sessions WHERE id = ?", (session.id,))
+                db.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM chunks)")
+                kept = db.execute("SELECT state FROM sessions WHERE family = ?", (session.family,)).fetchall()
+            overwrite_log(db)
+        state = str(states[0][0]) if states else ""
+        return Deleted(session.family, state, not kept, tuple(str(row[0]) for row in kept))
+
+    def unused_since(self, moment: float) -> list[Session]:
+        """Sessions of all repositories that were last used before then."""
+        with opened(self.path) as db:
+            return _sessions(db, "WHERE s.used_at < ? ORDER BY s.used_at", (moment,))
+
+
+def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of a row; which types they have the schema says."""
+    return row
+
+
+def _sessions(db: apsw.Connection, where: str, bindings: tuple[Any, ...]) -> list[Session]:
+    found = []
+    for row in db.execute(_SESSION + where, bindings):
+        number, name, root, family, parent, model, sha256, created, used, closed, turns = _plain(row)
+        place = Path(os.fsdecode(root))
+        found.append(Session(number, name, place, family, parent, model, sha256, created, used, bool(closed), turns))
+    return found
+
+
+def _find(db: apsw.Connection, root: Path, name: str) -> Session:
+    rows = _sessions(db, "WHERE s.root = ? AND s.name = ?", (os.fsencode(root), name))
+    if not rows:
+        raise UsageError(f"{root} has no session {name[:80]!r}", hint="kvd sessions list")
+    return rows[0]
+
+
+def _check_free(db: apsw.Connection, root: Path, name: str) -> None:
+    if _sessions(db, "WHERE s.root = ? AND s.name = ?", (os.fsencode(root), name)):
+        raise UsageError(f"there is a session {name} already", hint="choose another name")
+
+
+def _day_name(db: apsw.Connection, root: Path, now: float) -> str:
+    """`2026-12-01`, then `2026-12-01-2` and so on."""
+    day = datetime.datetime.fromtimestamp(now).date().isoformat()
+    taken = {str(name) for (name,) in db.execute("SELECT name FROM sessions WHERE root = ?", (os.fsencode(root),))}
+    names = [day, *(f"{day}-{number}" for number in range(2, len(taken) + 2))]
+    return next(name for name in names if name not in taken)
+
+
+def _last_number(db: apsw.Connection, session: Session) -> int:
+    """-1 where the session is gone."""
+    rows = db.execute(
+        "SELECT (SELECT coalesce(max(number), 0) FROM turns WHERE session_id = sessions.id) FROM sessions WHERE id = ?",
+        (session.id,),
+    ).fetchall()
+    return int(_plain(rows[0])[0]) if rows else -1
+
+
+def _add_turn(db: apsw.Connection, session: int, turn: Turn) -> None:
+    texts = [json.dumps(value) for value in (turn.sources, turn.tokens, turn.timings_ms)]
+    values = (turn.number, turn.question, turn.answer, turn.finish, turn.asked_at, turn.commit)
+    db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (session, *values, *texts))
+
+
+def _add_chunks(db: apsw.Connection, session: int, chunks: Sequence[SaidChunk]) -> None:
+    db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", [(chunk.hash, chunk.text) for chunk in chunks])
+    db.executemany(
+        "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(session, c.label, c.turn, c.path, c.start_line, c.end_line, c.scope, c.language, c.hash) for c in chunks],
+    )
+
+
+def _columns(db: apsw.Connection, table: str) -> list[str]:
+    return [str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")]
