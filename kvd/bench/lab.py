@@ -24,9 +24,10 @@ from kvd.recall.rank import search
 from kvd.service.indexer import update_index
 from kvd.worker.decoding import LIVE, PREFIX, SPARE, WORK, decode_run
 from kvd.worker.gate import divergence, forced_logits, greedy, log_softmax
+from kvd.worker.layout import Placed, body_of, filled, place
 from kvd.worker.probe import NotMovableError, probe
 from kvd.worker.prompt import Piece, PromptBuilder, joined, select
-from kvd.worker.reuse import Placed, Reuse, body_of, filled, fingerprint, place
+from kvd.worker.reuse import Reuse, fingerprint
 
 ANSWER_TOKENS = 40
 """Longest part of the model's own answer that distributions are compared on."""

@@ -8,7 +8,7 @@ from typing import Any
 from kvd.bench.kv import KVD, KVD_HALF
 from kvd.bench.statistics import mean, mean_difference, median
 from kvd.bench.text import counted, interval
-from kvd.worker.answerer import LOAD_STEPS
+from kvd.worker.turn import LOAD_STEPS
 
 Rows = list[dict[str, Any]]
 

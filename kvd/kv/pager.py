@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -99,7 +99,7 @@ class Pager:
         self, pool: HotPool, store: BlockStore, shape: KVShape, fingerprint: bytes, codec: Codec = codec.DEFAULT
     ) -> None:
         self.pool, self._store, self._shape = pool, store, shape
-        self._fingerprint, self._codec = fingerprint, codec
+        self.fingerprint, self.codec = fingerprint, codec
         self.costs, self.spans = Costs(), Spans()
         self.counts: Counter[str] = Counter()
         self._damaged: list[Damaged] = []
@@ -122,7 +122,7 @@ class Pager:
         return BlockAddress(self._hash(parent, tokens), parent, tokens)
 
     def _hash(self, parent: bytes, tokens: Tokens) -> bytes:
-        digest = hashlib.blake2b(self._fingerprint + parent, digest_size=32)
+        digest = hashlib.blake2b(self.fingerprint + parent, digest_size=32)
         digest.update(array("i", tokens).tobytes())
         return digest.digest()
 
@@ -130,7 +130,7 @@ class Pager:
         """Take memory and start threads for a load of so many tokens now rather than while somebody waits for it."""
         self.pool.touch(tokens)
         shape = (self._shape.n_layer, 2, codec.BLOCK_TOKENS, self._shape.width)
-        frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self._codec)
+        frame = codec.encode(range(codec.BLOCK_TOKENS), torch.zeros(shape, dtype=torch.float16), self.codec)
         codec.decode(frame, self._shape, self.pool.device)
 
     def fetch(
@@ -202,13 +202,17 @@ class Pager:
             self.pool.unpin(hot.values())
         if missing:
             self.costs.load.observe(found.count("cold", 0), perf_counter() - started)
-        self._used.update(link.key for link in chain)
+        self.note_used(link.key for link in chain)
         return True
+
+    def note_used(self, keys: Iterable[bytes]) -> None:
+        """A question used these blocks."""
+        self._used.update(keys)
 
     def read(self, links: Sequence[BlockAddress]) -> dict[bytes, bytes]:
         """The frames of those blocks that the store has, by key."""
         with self.spans.measure("read"):
-            return self._store.get([link.key for link in links], self._fingerprint) if links else {}
+            return self._store.get([link.key for link in links], self.fingerprint) if links else {}
 
     def load(self, link: BlockAddress, frame: bytes | None) -> Resident | None:
         """Put a block from its frame into the pool; None where there is no frame or it is damaged. Raises
@@ -220,7 +224,8 @@ class Pager:
                 payload = codec.open_frame(frame, self._shape)
             if payload.tokens != link.tokens:
                 raise codec.BlockError("token ids differ")
-            if payload.codec != self._codec:
+            # The unfinished last block of a conversation is not quantized.
+            if payload.codec not in (self.codec, codec.F16):
                 raise codec.BlockError("frame of another codec")
         except codec.BlockError as error:
             self._damaged.append(Damaged(link.key, str(error)))
@@ -251,12 +256,12 @@ class Pager:
 
     def seal(self, link: BlockAddress, kv: torch.Tensor) -> tuple[Resident, StoredBlock]:
         """Encode one block's KV and pool what decodes from it, pinned; raises `PoolFullError`."""
-        frame = codec.encode(link.tokens, kv, self._codec)
+        frame = codec.encode(link.tokens, kv, self.codec)
         block = self.pool.get(link.key, link.tokens)
         if block is None:
             block = self.pool.put(link.key, link.tokens, codec.decode(frame, self._shape, self.pool.device).kv)
         self.pool.pin([block])
-        return block, StoredBlock(link.key, link.parent, self._fingerprint, len(link.tokens), frame)
+        return block, StoredBlock(link.key, link.parent, self.fingerprint, len(link.tokens), frame)
 
     def again(self, fetched: Fetched) -> Fetched:
         """A body that is in the pool and pinned already, once more: pinned twice, and hot."""

@@ -25,6 +25,10 @@ class Rows:
     _pool: torch.Tensor
     _first: torch.Tensor
 
+    def only(self, indices: Sequence[int]) -> Rows:
+        """Some of the tokens, in this order."""
+        return Rows(self._pool, self._first[torch.tensor(indices, dtype=torch.int64, device=self._first.device)])
+
     def keys(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """`[tokens, width]` float16, a copy, at position 0; in `out` if that is given."""
         return self._pick(2 * layer, out)

@@ -19,7 +19,9 @@ class Admission:
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
 
-    def enter(self, runs: Sequence[tuple[Hashable, int]], rest: int, step: Step, whole: bool = False) -> LivePrompt:
+    def enter(
+        self, runs: Sequence[tuple[Hashable, int]], rest: int, step: Step, together: int | None = None
+    ) -> LivePrompt:
         """Wait for room; otherwise as `ResidentPrompts.begin`. `step` may cancel."""
         ticket = object()
         with self._changed:
@@ -28,7 +30,7 @@ class Admission:
             while True:
                 step()
                 with self._changed:
-                    live = self._begin(runs, rest, whole) if self._waiting[0] is ticket else None
+                    live = self._begin(runs, rest, together) if self._waiting[0] is ticket else None
                     if live is not None:
                         return live
                     self._changed.wait(LOOK_SECONDS)
@@ -37,8 +39,8 @@ class Admission:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
 
-    def _begin(self, runs: Sequence[tuple[Hashable, int]], rest: int, whole: bool) -> LivePrompt | None:
-        return self._batcher.call(lambda: self._resident.begin(runs, rest, whole))
+    def _begin(self, runs: Sequence[tuple[Hashable, int]], rest: int, together: int | None) -> LivePrompt | None:
+        return self._batcher.call(lambda: self._resident.begin(runs, rest, together))
 
     def leave(self, live: LivePrompt, runs: Sequence[tuple[Hashable, int]] = ()) -> None:
         """The prompt has ended. `runs` are those of its contents that stay, as for `ResidentPrompts.keep`."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvd.kv.bodies import Vector
-from kvd.kv.pager import Body, Damaged, Fetched
+from kvd.kv.pager import BlockAddress, Body, Damaged, Fetched
+from kvd.kv.said import fetch as fetch_said
 from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import Progress
@@ -73,6 +74,18 @@ class Bringing:
         for block in damaged:
             self._listener.damaged(block)
         return found
+
+    def said(self, blocks: Sequence[BlockAddress]) -> Fetched:
+        """A conversation's blocks up to the first that is missing. Raises `PoolFullError`."""
+        pager = self._reuse.pager
+        with self._reuse.lock:
+            pager.spans.take()
+            fetched = self._pin(fetch_said(pager, blocks))
+            self._spans.add(pager.spans.take())
+            damaged = pager.take_damaged()
+        for block in damaged:
+            self._listener.damaged(block)
+        return fetched
 
     def again(self, fetched: Fetched) -> Fetched:
         """The blocks of code that another chunk of the same request has."""

@@ -81,7 +81,9 @@ class Answering:
         self._engine, self._sequence, self._start, self._limit, self._emit = engine, sequence, start, limit, emit
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._sampler = engine.new_sampler()
-        self.tokens, self.finish = 0, ""
+        self.said: list[int] = []
+        """The tokens of the answer. When it ends by its length the last one has not been computed."""
+        self.finish = ""
         self.following: BatchToken | None = None
         """What to decode next: the token that was chosen last; None in the end."""
 
@@ -92,11 +94,15 @@ class Answering:
             self._end("stop")
             return
         self._emit(self._text.decode(self._engine.piece(token)))
-        self.tokens += 1
+        self.said.append(token)
         if self.tokens == self._limit:
             self._end("length")
         else:
             self.following = BatchToken(token, self._start + self.tokens - 1, (self._sequence,), logits=True)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.said)
 
     def _end(self, finish: str) -> None:
         self._emit(self._text.decode(b"", final=True))

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from kvd.engine.llama import BatchToken, LlamaEngine, run
 from kvd.types import Progress, ProgressCallback
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SLICE, SPARE, WORK, Step, decode_run
+from kvd.worker.layout import body_of, filled, place
 from kvd.worker.prompt import Piece, PromptBuilder, joined
-from kvd.worker.reuse import Reuse, body_of, filled, place
+from kvd.worker.reuse import Reuse
 from kvd.worker.snippets import QUESTIONS, SNIPPETS
 
 MOST_KL, LEAST_TOP1 = 0.20, 0.80

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvd.engine.llama import LlamaEngine
-from kvd.engine.template import split_template
+from kvd.engine.template import split_template, text_between_turns
+from kvd.errors import ModelError
 from kvd.kv.bodies import Vector
 
 INSTRUCTIONS = (
@@ -46,6 +47,8 @@ class Square(Shape):
         return self.side**2
 """
 """Ends the prefix. A body's KV is made behind it, and nearer to what it is behind other chunks where code precedes."""
+_MORE = "More code:"
+"""Precedes the code of a further question."""
 HEADER_TOKENS = 96
 _LONGEST_NAMES = (120, 60, 30, 15)
 """Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""
@@ -53,7 +56,10 @@ _LONGEST_NAMES = (120, 60, 30, 15)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as the engine sees it. `index` is its place in the request (best first), `vector` what it is about."""
+    """A chunk as the engine sees it. `index` is its place in the request (best first), `vector` what it is about.
+
+    `present`: the conversation has it already.
+    """
 
     index: int
     path: str
@@ -62,6 +68,7 @@ class Piece:
     scope: str
     body: tuple[int, ...]
     vector: Vector | None = field(default=None, repr=False, compare=False)
+    present: bool = False
 
 
 class PromptBuilder:
@@ -73,9 +80,9 @@ class PromptBuilder:
     def __init__(self, engine: LlamaEngine, short_headers: bool = False) -> None:
         self._engine, self._short_headers = engine, short_headers
         bos = engine.special_text(engine.bos)
-        before, self._after = split_template(
-            engine.metadata("tokenizer.chat_template"), INSTRUCTIONS, bos, engine.special_text(engine.eos)
-        )
+        template = (engine.metadata("tokenizer.chat_template"), INSTRUCTIONS, bos, engine.special_text(engine.eos))
+        before, self._after = split_template(*template)
+        self._between = text_between_turns(*template)
         needs_bos = engine.adds_bos and not (bos and before.startswith(bos))
         self.prefix = tuple(engine.tokenize(before, special=True, bos=needs_bos) + engine.tokenize(_OPENING))
 
@@ -104,6 +111,16 @@ class PromptBuilder:
                 break
         return tokens[:HEADER_TOKENS]
 
+    def opening(self, code: bool) -> list[int]:
+        """What stands between an answer and what follows it: `code`, or the next question.
+
+        Raises `ModelError` where the model's template knows no conversations.
+        """
+        if self._between is None:
+            raise ModelError("this model's chat template has no conversations", hint="kvd setup --list")
+        between = self._engine.tokenize(self._between, special=True)
+        return between + (self._engine.tokenize(_MORE) if code else [])
+
     def ending(self, question: str) -> list[int]:
         asked = self._engine.tokenize(f"\n\nQuestion: {question.strip()}")
         return asked + self._engine.tokenize(self._after, special=True)
@@ -121,10 +138,14 @@ def _one_line(name: str) -> str:
 def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
     """The best pieces (given best first) whose bodies fit `budget` tokens, and with headers `room`; best first.
 
-    The first piece stands where its stored KV was made, so that the best one is reused with hardly any error.
+    The first piece stands where its stored KV was made, so that the best one is reused with hardly any error. Those
+    that are present take of the budget and are not chosen.
     """
     chosen: list[Piece] = []
     for piece in pieces:
+        if piece.present:
+            budget -= len(piece.body)
+            continue
         if not piece.body or len(piece.body) > budget or len(piece.body) + HEADER_TOKENS > room:
             continue
         chosen.append(piece)

@@ -25,9 +25,10 @@ from kvd.worker.batcher import nothing
 from kvd.worker.bringing import Bringing, Listener
 from kvd.worker.decoding import HEADS, PREFIX, Slot
 from kvd.worker.gate import log_softmax
+from kvd.worker.layout import Placed, body_of, filled, place
 from kvd.worker.prompt import Piece
 from kvd.worker.resident import LivePrompt
-from kvd.worker.reuse import Placed, Reuse, body_of, filled, place
+from kvd.worker.reuse import Reuse
 
 CUE = "\n\nA developer looking for this code would search for:"
 ASKED_TOKENS = 96

@@ -58,17 +58,17 @@ class ResidentPrompts:
         """Least recently used first."""
         self._live: list[LivePrompt] = []
 
-    def begin(self, runs: Sequence[tuple[Hashable, int]], rest: int, whole: bool = False) -> LivePrompt | None:
+    def begin(self, runs: Sequence[tuple[Hashable, int]], rest: int, together: int | None = None) -> LivePrompt | None:
         """Let a prompt of these contents and numbers of cells run, with `rest` more cells behind them.
 
-        The longest start of the contents that is resident is put into its live sequence; with `whole`, only all of them
-        will do. Others leave for the rest. None where running prompts leave no slot or too few cells; a prompt that is
-        alone may run in any case.
+        The longest start of the contents that is resident is put into its live sequence; of those from number
+        `together` on, only all will do. Others leave for the rest. None where running prompts leave no slot or too few
+        cells; a prompt that is alone may run in any case.
         """
         if not self._slots:
             return None
         contents = [content for content, _ in runs]
-        best, length = self._longest(contents, whole)
+        best, length = self._longest(contents, len(contents) if together is None else together)
         shared = best.runs[:length] if best else ()
         needed = sum(cells for _, cells in runs[length:]) + rest
         if self._live and needed > self.capacity - self._live_cells(shared):
@@ -83,14 +83,15 @@ class ResidentPrompts:
             self._drop(self._kept[0])
         return live
 
-    def _longest(self, contents: Sequence[Hashable], whole: bool) -> tuple[ResidentPrompt | None, int]:
-        """The resident prompt that has the longest start in common, and how many runs that is."""
-        best, length = None, len(contents) - 1 if whole else 0
+    def _longest(self, contents: Sequence[Hashable], together: int) -> tuple[ResidentPrompt | None, int]:
+        """The resident prompt that has the longest start in common, and how many runs of it are of use."""
+        best, length = None, 0
         for resident in self._kept:
             same = _common(resident.runs, contents)
+            same = same if same == len(contents) else min(same, together)
             if same > length:
                 best, length = resident, same
-        return (best, length) if best else (None, 0)
+        return best, length
 
     def keep(self, live: LivePrompt, runs: Iterable[tuple[Hashable, int]]) -> None:
         """A running prompt's cells stay, as a resident prompt, when it has ended.
@@ -115,6 +116,11 @@ class ResidentPrompts:
         self._engine.clear(live.slot.sequences)
         self._live.remove(live)
         self._slots.insert(0, live.slot)
+
+    def forget(self, contents: Sequence[Hashable]) -> None:
+        """A prompt of just these contents does not stay any longer."""
+        for resident in [item for item in self._kept if [run.content for run in item.runs] == list(contents)]:
+            self._drop(resident)
 
     def clear(self) -> None:
         while self._kept:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 
 import llama_cpp
@@ -16,19 +16,20 @@ import numpy.typing as npt
 import torch
 
 from kvd.engine.llama import BATCH, LlamaEngine, run
-from kvd.engine.state import StateBuffer, parse_state, state_bytes
+from kvd.engine.state import SequenceState, StateBuffer, parse_state, state_bytes
 from kvd.errors import ModelError
 from kvd.kv.codec import DEFAULT, BlockError, Codec
 from kvd.kv.pager import Body, Fetched, Pager
 from kvd.kv.rope import Rotation
-from kvd.kv.rows import host_memory
+from kvd.kv.rows import Rows, host_memory
 from kvd.kv.spans import Spans
 from kvd.kv.store import StoredBlock
 from kvd.types import KVShape
 from kvd.worker.batcher import Batcher
 from kvd.worker.decoding import FIRST, HEAD_BATCH, HEADS, LOOK_SECONDS, PREFIX, Slot, Step
+from kvd.worker.layout import Placed
 from kvd.worker.probe import Movable
-from kvd.worker.prompt import Piece, PromptBuilder
+from kvd.worker.prompt import PromptBuilder
 
 
 def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, codec: Codec = DEFAULT) -> bytes:
@@ -47,53 +48,6 @@ def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, cod
 def usual_prompt(n_ctx: int) -> int:
     """Tokens of the bodies in a usual prompt; memory for them is taken when a model is loaded."""
     return n_ctx // 4
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A chunk's place in the prompt: its header's tokens from `start` on, then its body.
-
-    The first `recompute` tokens of the body are computed in place, the others are taken from `stored`. A `resident`
-    one is in the live sequence's cells already.
-    """
-
-    header: tuple[int, ...]
-    body: Body
-    start: int
-    recompute: int
-    stored: Fetched = field(default_factory=Fetched)
-    resident: bool = False
-
-    @property
-    def stored_start(self) -> int:
-        return self.start + len(self.header) + self.recompute
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.header) + len(self.body.tokens)
-
-    @property
-    def fresh(self) -> list[int]:
-        return [*self.header, *self.body.tokens[: self.recompute]]
-
-
-def body_of(piece: Piece, prompts: PromptBuilder) -> Body:
-    """What is stored of a piece: its body, made behind a header that gives its scope."""
-    return Body(prompts.neutral_header(piece.scope), piece.body, piece.vector)
-
-
-def place(start: int, headers: Sequence[Sequence[int]], bodies: Sequence[Body], recompute: int) -> list[Placed]:
-    """One chunk behind the other from position `start` on, nothing stored yet."""
-    placed: list[Placed] = []
-    for header, body in zip(headers, bodies, strict=True):
-        placed.append(Placed(tuple(header), body, start, min(recompute, len(body.tokens))))
-        start = placed[-1].end
-    return placed
-
-
-def filled(placed: Sequence[Placed], stored: Sequence[Fetched]) -> list[Placed]:
-    """The chunks with what is stored of their bodies."""
-    return [replace(item, stored=fetched) for item, fetched in zip(placed, stored, strict=True)]
 
 
 class Reuse:
@@ -177,8 +131,13 @@ class Reuse:
         state = parse_state(self._batcher.prefill(run([*body.head, *body.tokens], start, slot.work), step, take))
         if state.positions.tolist() != list(range(body_start, body_start + count)):
             raise ModelError("llama.cpp gave back other cells than were computed", hint="kvd logs")
+        return self.at_position_0(state)
+
+    def at_position_0(self, state: SequenceState) -> torch.Tensor:
+        """The KV of cells as it is stored: `[n_layer, 2, cells, width]`, where the pool is."""
         angles = self._rotation.angles(-torch.from_numpy(state.positions.astype(np.int64)))
-        kv = torch.empty((self.shape.n_layer, 2, count, self.shape.width), dtype=torch.float16, device=self._device)
+        shape = (self.shape.n_layer, 2, len(state.positions), self.shape.width)
+        kv = torch.empty(shape, dtype=torch.float16, device=self._device)
         for layer in range(self.shape.n_layer):
             self._rotation.rotate(torch.from_numpy(state.keys[layer]).to(self._device), angles, kv[layer, 0])
             kv[layer, 1] = torch.from_numpy(state.values[layer])
@@ -190,29 +149,45 @@ class Reuse:
         resident: Sequence[Placed] = (),
         slot: Slot = FIRST,
         spans: Spans | None = None,
+        start: int = 0,
     ) -> bool:
-        """Put all bodies at their places behind the prefix, in the spare sequence; False if llama.cpp refuses.
+        """Put all bodies at their places in the spare sequence, behind what stands before them; False if llama.cpp
+        refuses.
 
-        `resident` are chunks before them that the live sequence holds already. `spans` gets the time of "rotate" and
-        "set".
+        Before them stand the prefix, what the live sequence holds of a conversation up to `start`, and `resident`
+        chunks, which it holds too. `spans` gets the time of "rotate" and "set".
         """
-        spans = spans or Spans()
         positions = [position for item in placed for position in range(item.end - len(item.body.tokens), item.end)]
+
+        def rows() -> Rows:
+            return self.pager.rows([item.stored for item in placed])
+
+        def then() -> None:
+            self._engine.share(PREFIX, slot.spare)
+            if start:
+                self._engine.share(slot.live, slot.spare, len(self._prompts.prefix), start)
+            for item in resident:
+                self._engine.share(slot.live, slot.spare, item.stored_start, item.end)
+
+        return self.set_rows(rows, positions, slot, spans or Spans(), then)
+
+    def set_rows(
+        self, rows: Callable[[], Rows], positions: Sequence[int], slot: Slot, spans: Spans, then: Callable[[], None]
+    ) -> bool:
+        """Fill the spare sequence with these rows of the pool, keys rotated to `positions`, and do something with the
+        cells at once; False, and nothing done, if llama.cpp refuses."""
         with self.lock:
             if (size := state_bytes(self.shape, len(positions))) > self._memory.size:
                 self._memory = host_memory(size, self._pinned)
             buffer = StateBuffer(self.shape, positions, slot.spare, self._memory)
             with spans.measure("rotate"):
-                rows = self.pager.rows([item.stored for item in placed])
-                rows.write(self._rotation, positions, buffer.layers())
+                rows().write(self._rotation, positions, buffer.layers())
 
             def put() -> bool:
                 with spans.measure("set"):
                     if not self._engine.set_state(slot.spare, buffer.blob):
                         return False
-                self._engine.share(PREFIX, slot.spare)
-                for item in resident:
-                    self._engine.share(slot.live, slot.spare, item.stored_start, item.end)
+                then()
                 return True
 
             return self._batcher.call(put)

@@ -1,6 +1,6 @@
 import pytest
 
-from kvd.engine.template import split_template
+from kvd.engine.template import split_template, text_between_turns
 from kvd.errors import ModelError
 
 CHATML = (
@@ -44,3 +44,18 @@ def test_a_template_that_cannot_be_used_is_a_model_error(template: str) -> None:
 def test_the_prefix_does_not_change_with_the_day() -> None:
     template = "{{ strftime_now('%d %b %Y') }} " + CHATML
     assert split_template(template, "x", "", "")[0].startswith("01 Jan 2024 ")
+
+
+def test_what_stands_between_two_turns() -> None:
+    between = text_between_turns(CHATML, "Be brief.", "<s>", "</s>")
+    assert between == "<|im_end|>\n<|im_start|>user\n"
+    assert text_between_turns(None, "Be brief.", "<s>", "</s>") == "\n\n"
+    # Earlier answers may be printed with less than was generated, or begin otherwise.
+    thinks = CHATML.replace(
+        "message.content +", "('(thought)' if message.role == 'assistant' else '') + message.content +"
+    )
+    assert text_between_turns(thinks, "Be brief.", "<s>", "</s>") == between
+
+
+def test_a_template_that_knows_one_question_has_no_between() -> None:
+    assert text_between_turns(NO_SYSTEM, "Be brief.", "<s>", "</s>") is None

@@ -29,10 +29,11 @@ from kvd.worker.answerer import Answerer, Question
 from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
 from kvd.worker.decoding import HEADS, LIVE, PREFIX, SPARE, WORK, decode_run, sequences_for
+from kvd.worker.layout import body_of
 from kvd.worker.probe import probe
 from kvd.worker.prompt import Piece, PromptBuilder
 from kvd.worker.rerank import Candidates, Reranker
-from kvd.worker.reuse import Reuse, body_of
+from kvd.worker.reuse import Reuse
 from tests.fakes.tiny_models import write_tiny_model
 
 from .test_answerer import tokens_of
