@@ -214,6 +214,12 @@ class HotPool:
         self.policy.removed(key)
         self._leases.forget(key)
 
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Free those blocks at `keys` that are here and that nobody pins."""
+        for key in keys:
+            if key in self._blocks and not self._blocks[key].pins:
+                self.discard(key)
+
     def pin(self, blocks: Iterable[Resident]) -> None:
         for block in blocks:
             block.pins += 1

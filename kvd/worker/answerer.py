@@ -83,6 +83,14 @@ class Answerer:
         with self.reuse.lock:
             return {"dropped": "", **asdict(prefetch(self.reuse.pager, bodies, client, interrupted))}
 
+    def forget(self, conversation: Conversation) -> None:
+        """A conversation's cells and its blocks in the pool do not stay any longer."""
+        contents = [item.content for item in conversation.items]
+        self.batcher.call(lambda: self.resident.forget(contents))
+        if self.reuse is not None:
+            with self.reuse.lock:
+                self.reuse.pager.pool.forget(block.address.key for block in conversation.blocks)
+
     def longest_answer(self, question: Question) -> int:
         """Tokens: an answer may take half of a small context, whatever the limit allows."""
         return min(question.max_tokens, self.engine.longest // 2)

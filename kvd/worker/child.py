@@ -1,4 +1,4 @@
-"""The child's requests: load, ask, rank, prefetch, release, stats, shutdown. Frames are `kvd.worker.protocol`'s."""
+"""What the daemon asks of the child, in frames of `kvd.worker.protocol`: `Child._handle` has the methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvd.worker.decoding import PREFIX
 from kvd.worker.loading import Loader
 from kvd.worker.outbox import Outbox
 from kvd.worker.protocol import Message, read_frame
-from kvd.worker.requests import candidates_from, question_from
+from kvd.worker.requests import candidates_from, conversation_from, question_from
 from kvd.worker.rerank import Reranker
 from kvd.worker.reuse import Reuse
 
@@ -68,7 +68,7 @@ class Child:
             if method in _LONG and self._threads is not None:
                 self._running += 1
                 self._threads.submit(self._handle_long, request)
-            elif method in ("stats", "release"):
+            elif method in ("stats", "release", "forget"):
                 self._upkeep.submit(self._handle_aside, request)
             else:
                 self._handle(request)
@@ -114,6 +114,7 @@ class Child:
             "rank": self._rank,
             "prefetch": self._prefetch,
             "release": self._release,
+            "forget": self._forget,
             "stats": self._stats,
             "shutdown": lambda number, params: {},
         }
@@ -193,7 +194,7 @@ class Child:
         if answerer is None:
             raise UsageError("no model is loaded")
         try:
-            question = question_from(params, answerer.prompts, lambda: number in self._cancelled)
+            question = question_from(params, answerer, lambda: number in self._cancelled)
             listener = self._listener(number)
             # A question that was cancelled may lack chunks.
             listener.step()
@@ -234,7 +235,7 @@ class Child:
             return number in self._cancelled
 
         try:
-            draft = question_from(params, answerer.prompts, interrupted)
+            draft = question_from(params, answerer, interrupted)
             return answerer.prefetch(draft, int(params["client"]), interrupted)
         finally:
             self._cancelled.discard(number)
@@ -249,6 +250,13 @@ class Child:
         if reuse is not None:
             with reuse.lock:
                 reuse.pager.pool.lease(int(params["client"]), ())
+        return {}
+
+    def _forget(self, number: int, params: Message) -> Message:
+        """A conversation is closed, or deleted: its cells are for others."""
+        answerer = self._answerer
+        if answerer is not None and params["conversation"]["state"]:
+            answerer.forget(conversation_from(params["conversation"], answerer))
         return {}
 
     def _listener(self, number: int) -> Listener:

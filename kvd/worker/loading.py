@@ -27,7 +27,7 @@ from kvd.worker.placement import RESERVE, Gpus, Placement, gigabytes, load_stepw
 from kvd.worker.probe import Movable, NotMovableError, probe
 from kvd.worker.prompt import PromptBuilder
 from kvd.worker.protocol import Message
-from kvd.worker.reuse import Reuse, fingerprint
+from kvd.worker.reuse import Reuse, fingerprint, token_key
 
 MAX_RECOMPUTE = 64
 
@@ -136,6 +136,7 @@ class Loader:
             int(params["resident_prompts"]),
             int(params["parallel"]),
             batcher,
+            token_key(str(params["model_sha256"]), prompts),
         )
         facts = {
             "model": params["model_name"],

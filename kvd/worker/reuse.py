@@ -45,6 +45,12 @@ def fingerprint(model_sha256: str, movable: Movable, prompts: PromptBuilder, cod
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=32).digest()
 
 
+def token_key(model_sha256: str, prompts: PromptBuilder) -> str:
+    """Everything that decides a prompt's tokens: content, build, and what goes before it."""
+    parts = (model_sha256, llama_cpp.__version__, prompts.prefix)
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
 def usual_prompt(n_ctx: int) -> int:
     """Tokens of the bodies in a usual prompt; memory for them is taken when a model is loaded."""
     return n_ctx // 4

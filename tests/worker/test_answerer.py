@@ -78,6 +78,10 @@ class Course:
 
 def follow(rig: Rig, question: str, pieces: list[Piece], forced: Course | None = None, reuse: bool = True) -> Course:
     """Answer with up to 8 tokens; with those of `forced`, whatever the model would say."""
+    return follow_question(rig, Question(question, pieces, 600, 8, reuse), forced)
+
+
+def follow_question(rig: Rig, question: Question, forced: Course | None = None) -> Course:
     course, engine = Course(), rig.answerer.engine
     sample = engine.sample
 
@@ -89,7 +93,7 @@ def follow(rig: Rig, question: str, pieces: list[Piece], forced: Course | None =
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "sample", looked_at)
-        rig.answerer.answer(Question(question, pieces, 600, 8, reuse), rig.listener())
+        rig.answerer.answer(question, rig.listener())
     return course
 
 
