@@ -16,6 +16,8 @@ _COMMANDS = {
     "index": "repository_commands",
     "search": "repository_commands",
     "ask": "repository_commands",
+    "chat": "chat",
+    "sessions": "sessions",
     "status": "daemon_commands",
     "doctor": "doctor",
     "metrics": "daemon_commands",

@@ -56,7 +56,7 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Index a repository, or bring its index up to date."""
-    result = _call("index", {"path": absolute(path), "background": background})
+    result = call("index", {"path": absolute(path), "background": background})
     if as_json:
         typer.echo(json.dumps(result))
     elif background:
@@ -85,7 +85,7 @@ def search(
         "rerank": rerank,
         "rerank_ms": None,
     }
-    result = _call("search", params)
+    result = call("search", params)
     if as_json:
         typer.echo(json.dumps(result))
     elif not result["sources"]:
@@ -105,6 +105,10 @@ def ask(
     only_languages: OnlyLanguages = None,
     budget: Budget = None,
     max_tokens: MaxTokens = None,
+    session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="NAME", help="Go on with this conversation, or begin it."),
+    ] = None,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -120,12 +124,18 @@ def ask(
         "max_tokens": max_tokens,
         "reuse": False if no_reuse else None,
         "rerank_ms": None,
+        "session": session,
     }
     stream = answers.Stream(sys.stdout, quiet=as_json)
-    result = _call("ask", params, stream)
+    result = call("ask", params, stream)
     if as_json:
         typer.echo(json.dumps(result))
         return
+    show_answer(stream, result)
+
+
+def show_answer(stream: answers.Stream, result: dict[str, Any]) -> None:
+    """What follows the words that were streamed."""
     stream.finish(result)
     for line in answers.source_lines(result):
         typer.echo(line)
@@ -141,7 +151,7 @@ def absolute(path: str) -> str:
         raise RepositoryError("the working folder does not exist any more", hint="cd to another") from None
 
 
-def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = None) -> dict[str, Any]:
+def call(method: str, params: dict[str, Any], stream: answers.Stream | None = None) -> dict[str, Any]:
     """Call the daemon, showing stages on stderr and handing tokens to `stream`."""
     from kvd.rpc.client import Client
 
@@ -160,7 +170,8 @@ def _call(method: str, params: dict[str, Any], stream: answers.Stream | None = N
         # There is something to tidy up: the bar, the line that is begun, the request.
         with interrupts_raised(), Client.connect() as client:
             tell_unreached(client.server)
-            return client.call(method, params, on_progress)
+            # What is done at once tells no stages.
+            return client.call(method, params, None if method.startswith("session/") else on_progress)
     except BaseException as error:
         if stream is not None:
             stream.break_off()

@@ -22,6 +22,7 @@ from kvd.daemon.admission import is_own, most_clients, pid_of, whom_to_close
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
+from kvd.daemon.session_methods import session_methods
 from kvd.errors import BusyError, CancelledError, KvdError, UnavailableError, UsageError
 from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RpcError
@@ -85,6 +86,7 @@ class Daemon:
             "prefetch": (PrefetchParams, self._prefetch),
             "gc": (GcParams, self._gc),
             "shutdown": (ShutdownParams, self._shutdown),
+            **session_methods(service),
         }
 
     async def run(self) -> None:
@@ -133,8 +135,9 @@ class Daemon:
             await asyncio.sleep(_CHORES_SECONDS)
             try:
                 await self._service.unload_if_idle()
+                await self._service.delete_old_sessions()
             except Exception as error:
-                _log.error("can't unload the model: %s", describe_fault(error))
+                _log.error("a chore failed: %s", describe_fault(error))
             self._end_if_idle()
             if not self._place.is_ours():
                 _log.warning("the socket is gone, so nobody can reach this daemon: it ends")
@@ -262,6 +265,7 @@ class Daemon:
             max_tokens=params.max_tokens,
             reuse=params.reuse,
             rerank_ms=params.rerank_ms,
+            session=params.session,
         )
         return await self._service.ask(messages.check_folder(params.repo), question, caller.emit)
 

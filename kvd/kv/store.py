@@ -240,6 +240,16 @@ class BlockStore:
         with transaction(db):
             drop_with_rest(db, keys)
 
+    def erase(self, keys: Sequence[bytes]) -> None:
+        """`drop`, and overwrite what is deleted, in the log too unless a reader holds it."""
+        db, space = self._writer()
+        db.execute("PRAGMA secure_delete = ON")
+        try:
+            self.drop(keys)
+        finally:
+            db.execute("PRAGMA secure_delete = OFF")
+        space.checkpoint()
+
     def gc(self, cap_bytes: int) -> int:
         """Bring what is on disk to at most `cap_bytes`, and give back all free pages; the bytes given back."""
         before = self.file_bytes()

@@ -101,6 +101,31 @@ class AskParams:
     paths: tuple[str, ...] = _texts()
     languages: tuple[str, ...] = _texts()
     rerank_ms: int | None = _number(*bounds("rerank_ms"))
+    session: str | None = _param((str,), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParams:
+    repo: str = _param((str,))
+    name: str = _param((str,))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCreateParams:
+    repo: str = _param((str,))
+    name: str | None = _param((str,), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionListParams:
+    repo: str = _param((str,))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionForkParams:
+    repo: str = _param((str,))
+    name: str = _param((str,))
+    new_name: str | None = _param((str,), None)
 
 
 @dataclass(frozen=True, slots=True)

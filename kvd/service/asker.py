@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from kvd.config import Settings
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
 from kvd.service.citations import cited_chunks
+from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
 from kvd.service.engine_params import ask_params, load_params
+from kvd.service.follow_up import blended, sources_of
 from kvd.service.repositories import Repositories
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
@@ -52,6 +55,8 @@ class Question:
     max_tokens: int | None = None
     reuse: bool | None = None
     rerank_ms: int | None = None
+    session: str | None = None
+    """The session that it goes on with, or begins."""
 
 
 def stage_value(progress: Progress) -> dict[str, Any]:
@@ -94,26 +99,41 @@ def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
 class Asker:
     """Answers questions through `engine`."""
 
-    def __init__(self, repositories: Repositories, engine: EngineClient) -> None:
+    def __init__(self, repositories: Repositories, engine: EngineClient, conversations: Conversations) -> None:
         self._repositories = repositories
         self._engine = engine
+        self._conversations = conversations
 
     async def ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
         """The result of `ask`. Tokens go to `emit` as they come; needs no model when nothing is relevant."""
         # From the start, because recall too would be slower beside that of a draft.
         with self._engine.drafts.making_way(), self._repositories.filler.making_way():
-            return await self._ask(root, question, settings, emit)
+            if question.session is None:
+                return await self._ask(root, question, settings, emit, None)
+            async with self._conversations.going_on(root, question.session) as talk:
+                return await self._ask(root, question, settings, emit, talk)
 
-    async def _ask(self, root: Path, question: Question, settings: Settings, emit: Emit) -> dict[str, Any]:
+    async def _recall(
+        self, root: Path, question: Question, wanted: int, talk: Talk | None, tell: Callable[[str], None]
+    ) -> list[Hit]:
+        hits = await self._repositories.search(root, question.text, wanted, question.only, tell)
+        if talk is None or not talk.turns:
+            return hits
+        before = await self._repositories.search(root, talk.turns[-1].question, wanted, question.only)
+        return blended(hits, before)[:wanted]
+
+    async def _ask(
+        self, root: Path, question: Question, settings: Settings, emit: Emit, talk: Talk | None
+    ) -> dict[str, Any]:
         settings = _applied(question, settings)
         notices = Notices(emit)
         notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
-        hits = await self._repositories.search(root, question.text, wanted, question.only, notices.add)
+        hits = await self._recall(root, question, wanted, talk, notices.add)
         clock = _Clock(question.received)
-        if not hits:
+        if not hits and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})
-            return {**_nothing_relevant(clock), **notices.in_result()}
+            return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
         model = await asyncio.to_thread(active_model)
 
         def on_event(event: str, data: dict[str, Any]) -> None:
@@ -128,10 +148,16 @@ class Asker:
             ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
         hits = ranked.hits[: settings.top_k]
         reuse = settings.reuse and question.reuse is not False
-        params = await asyncio.to_thread(ask_params, question.text, reuse, settings, hits)
+        params = await asyncio.to_thread(partial(ask_params, question.text, reuse, settings, hits, talk=talk))
         answer = await self._engine.ask(load_params(settings, model), params, on_event)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
-        return {**_result(answer.result, answer.model, hits, times), **notices.in_result()}
+        result = _result(answer.result, answer.model, hits, times, talk)
+        if talk is not None:
+            told = answer.result["conversation"]
+            added = [hits[int(index)].chunk for index in answer.result["chunks"]]
+            known = (answer.model, model.sha256)
+            await self._conversations.add(talk, question.text, result, added, told, known)
+        return {**result, **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
         """What a search found, in the order that the model has a say in; loads the model where it is not loaded."""
@@ -218,21 +244,33 @@ def _applied(question: Question, settings: Settings) -> Settings:
     )
 
 
-def _result(result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float]) -> dict[str, Any]:
+def _result(
+    result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float], talk: Talk | None
+) -> dict[str, Any]:
     prompt = [int(index) for index in result["chunks"]]
-    cited = cited_chunks(str(result["answer"]), [hits[index].chunk for index in prompt])
-    cited_hits = {prompt[position] for position in cited}
-    return {
-        "answer": str(result["answer"]),
-        "model": model,
-        "session": None,
-        "finish": str(result.get("finish", "stop")),
+    answer = str(result["answer"])
+    if talk is None:
+        cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
         # Hits are in rank order, so are the sources.
-        "sources": [source_json(hits[index], index in cited_hits) for index in sorted(prompt)],
+        sources = [(hits[index], index in cited) for index in sorted(prompt)]
+    else:
+        sources = sources_of(talk, hits, prompt, answer)
+    return {
+        "answer": answer,
+        "model": model,
+        "session": talk.session.name if talk else None,
+        "conversation": _conversation(talk, result["conversation"]) if talk else None,
+        "finish": str(result.get("finish", "stop")),
+        "sources": [source_json(hit, is_cited) for hit, is_cited in sources],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
         "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},
     }
+
+
+def _conversation(talk: Talk, told: dict[str, Any]) -> dict[str, int]:
+    counts = {name: int(told[name]) for name in ("tokens", "resident", "loaded", "computed")}
+    return {"turn": len(talk.turns) + 1, **counts}
 
 
 def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
@@ -240,6 +278,7 @@ def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
         "answer": NOTHING_RELEVANT,
         "model": None,
         "session": None,
+        "conversation": None,
         "finish": "stop",
         "sources": [],
         "tokens": dict.fromkeys(TOKEN_KINDS, 0),

@@ -22,6 +22,7 @@ from kvd.service.verdicts import Verdicts
 COMMAND = (sys.executable, "-P", "-m", "kvd.worker")
 MAX_WAITING = 16
 _STATS_SECONDS = 0.3
+_FORGET_SECONDS = 5.0
 _HANG_SECONDS = 180.0
 """A child that is asked something and gives no sign of life for so long hangs: far more than any step takes."""
 _LOOKS = 20
@@ -151,6 +152,13 @@ class EngineClient:
         if child is None or not self._keeper.ready(load):
             return dropped_draft("no-engine")
         return await self.drafts.bring(draft, child, params)
+
+    async def forget(self, params: dict[str, Any]) -> None:
+        """Have a child that is there give up what it holds of a conversation."""
+        child = self._keeper.child
+        if child is not None and child.alive and not self._keeper.loading:
+            with suppress(TimeoutError, KvdError):
+                await asyncio.wait_for(asyncio.shield(child.send("forget", params, _ignore).answer), _FORGET_SECONDS)
 
     async def stop(self) -> None:
         """Unload the model: end the child, at once if it does not end by itself in a few seconds."""

@@ -10,6 +10,7 @@ from kvd import paths
 from kvd.config import Settings
 from kvd.models.active import ActiveModel
 from kvd.recall.embed import default_embedder, embedded_text
+from kvd.service.conversations import Talk
 from kvd.service.engine_keeper import LoadParams
 from kvd.types import Hit
 from kvd.worker.protocol import encode_vector
@@ -37,9 +38,25 @@ def load_params(settings: Settings, model: ActiveModel) -> LoadParams:
 
 
 def ask_params(
-    question: str, reuse: bool, settings: Settings, hits: Sequence[Hit], interrupted: Callable[[], bool] = lambda: False
+    question: str,
+    reuse: bool,
+    settings: Settings,
+    hits: Sequence[Hit],
+    interrupted: Callable[[], bool] = lambda: False,
+    talk: Talk | None = None,
 ) -> dict[str, Any]:
-    """For `ask` and `prefetch`. Once `interrupted()`, the rest of the chunks is left out."""
+    """For `ask` and `prefetch`. Once `interrupted()`, the rest of the chunks is left out. `talk`: what was said."""
+    params = _params(question, reuse, settings, hits, interrupted)
+    if talk is not None:
+        for index in talk.present(hits):
+            params["chunks"][index]["present"] = True
+        params["conversation"] = talk.for_engine()
+    return params
+
+
+def _params(
+    question: str, reuse: bool, settings: Settings, hits: Sequence[Hit], interrupted: Callable[[], bool]
+) -> dict[str, Any]:
     return {
         **_recalled(question, hits, interrupted),
         "budget": settings.budget,

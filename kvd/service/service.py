@@ -19,6 +19,7 @@ from kvd.kv.store import BlockStore
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
 from kvd.service.asker import Asker, Emit, Notices, Question, source_json, stage_value
+from kvd.service.conversations import Conversations
 from kvd.service.engine import COMMAND, EngineClient
 from kvd.service.forgotten import remove_forgotten
 from kvd.service.indexer import known_indexes
@@ -29,12 +30,14 @@ from kvd.service.store_writer import StoreWriter
 from kvd.service.unattended import Unattended
 from kvd.service.verdicts import Verdicts
 from kvd.service.watching import Watching
+from kvd.sessions.store import SessionStore
 from kvd.types import IndexSummary, ProgressCallback
 
 _log = logging.getLogger(__name__)
 
 _STATUS_SECONDS = 1.0
 _FLUSH_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
 
 
 class Service:
@@ -46,7 +49,9 @@ class Service:
         self._verdicts = Verdicts(paths.gate_file())
         self.metrics = Metrics()
         self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
-        self._asker = Asker(self._repositories, self._engine)
+        self.conversations = Conversations(SessionStore(paths.sessions_file()), self._engine, self._writer)
+        self._asker = Asker(self._repositories, self._engine, self.conversations)
+        self._sessions_checked = -math.inf
         self._watching = Watching(self._repositories, self.metrics)
         self._unattended = Unattended(self._update_unattended)
 
@@ -110,6 +115,10 @@ class Service:
             **({"judged": ranked.judged} if by_model else {}),
             **notices.in_result(),
         }
+
+    async def find_root(self, repo: str) -> Path:
+        """The root of the repository that `repo` is in."""
+        return await self._repositories.find_root(repo)
 
     async def ask(self, repo: str, question: Question, emit: Emit) -> dict[str, Any]:
         """Answer `question` from the repository that `repo` is in."""
@@ -186,6 +195,13 @@ class Service:
         if minutes and await self._engine.stop_if_idle(minutes * 60):
             _log.info("unloaded the model after %d idle minutes", minutes)
         await self._repositories.unload_if_idle(minutes * 60 or math.inf)
+
+    async def delete_old_sessions(self) -> None:
+        """Once a day: delete the sessions that were not used for as long as the settings say."""
+        days = _settings_or_fault()[0].session_days
+        if days and time.monotonic() - self._sessions_checked >= _DAY_SECONDS:
+            self._sessions_checked = time.monotonic()
+            await self.conversations.delete_unused(days)
 
     @property
     def busy(self) -> bool:

@@ -97,6 +97,16 @@ class StoreWriter:
         self._count("dropped_damaged", len(keys))
         self._submit(lambda store: store.drop(keys))
 
+    def discard(self, keys: list[bytes]) -> None:
+        """Delete blocks that nobody needs any more, and with them those that continue them."""
+        if keys:
+            self._submit(lambda store: store.drop(keys))
+
+    def erase(self, keys: list[bytes]) -> None:
+        """`discard`, and overwrite them on disk."""
+        if keys:
+            self._submit(lambda store: store.erase(keys))
+
     def gc(self, timeout: float | None = None) -> Cleanup:
         """Bring the store under its cap and give back what is free. Raises `StoreError` when that is impossible.
 

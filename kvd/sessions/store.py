@@ -43,11 +43,7 @@ class SessionStore:
             with transaction(db):
                 name = check_name(_day_name(db, root, self._clock()) if name is None else name)
                 _check_free(db, root, name)
-                now = self._clock()
-                db.execute(
-                    "INSERT INTO sessions (root, name, family, created_at, used_at) VALUES (?, ?, ?, ?, ?)",
-                    (os.fsencode(root), name, secrets.token_bytes(FAMILY_BYTES), now, now),
-                )
+                _insert(db, root, name, self._clock())
             return _find(db, root, name)
 
     def get(self, root: Path, name: str) -> Session:
@@ -56,9 +52,10 @@ class SessionStore:
             return _find(db, root, name)
 
     def get_or_create(self, root: Path, name: str) -> Session:
-        with opened(self.path) as db:
-            rows = _sessions(db, "WHERE s.root = ? AND s.name = ?", (os.fsencode(root), name))
-        return rows[0] if rows else self.create(root, name)
+        """The session of that name; `UsageError` for what can't be one."""
+        with opened(self.path) as db, transaction(db):
+            _insert(db, root, check_name(name), self._clock())
+            return _find(db, root, name)
 
     def all_of(self, root: Path) -> list[Session]:
         """Those of a repository, the last used first."""
@@ -90,6 +87,14 @@ class SessionStore:
         with opened(self.path) as db:
             rows = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
         return str(rows[0][0]) if rows else ""
+
+    def other_states(self, session: Session) -> list[str]:
+        """What the engine needs for the others of its family."""
+        with opened(self.path) as db:
+            rows = db.execute(
+                "SELECT state FROM sessions WHERE family = ? AND id != ?", (session.family, session.id)
+            ).fetchall()
+        return [str(row[0]) for row in rows]
 
     def add_turn(
         self, session: Session, turn: Turn, chunks: Sequence[SaidChunk], state: str, model: tuple[str, str]
@@ -175,6 +180,14 @@ def _find(db: apsw.Connection, root: Path, name: str) -> Session:
     if not rows:
         raise UsageError(f"{root} has no session {name[:80]!r}", hint="kvd sessions list")
     return rows[0]
+
+
+def _insert(db: apsw.Connection, root: Path, name: str, now: float) -> None:
+    """Make a session, unless there is one of that name."""
+    db.execute(
+        "INSERT OR IGNORE INTO sessions (root, name, family, created_at, used_at) VALUES (?, ?, ?, ?, ?)",
+        (os.fsencode(root), name, secrets.token_bytes(FAMILY_BYTES), now, now),
+    )
 
 
 def _check_free(db: apsw.Connection, root: Path, name: str) -> None:

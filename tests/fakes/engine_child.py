@@ -5,6 +5,7 @@
     store         send blocks, touch and drop                  fail       answer with an error
     say TEXT      answer TEXT                                  count N    N tokens, one every 20 ms
     broken        answer, then find the pool broken            pour N     N tokens of 1,000 characters, at once
+    history       answer how many turns were before, and how many chunks are new and how many present
     vectors       answer the lengths of the question's vector and of the chunks'
     anything else: "It is in [1]."
 
@@ -95,11 +96,33 @@ def say(number: int, text: str) -> None:
     send({"id": number, "event": "token", "data": {"text": text}})
 
 
-def answer(number: int, text: str, chunks: int) -> None:
+def answer(number: int, text: str, params: Message) -> None:
+    order = [index for index, chunk in enumerate(params["chunks"]) if not chunk.get("present")]
     # Prompt order is not rank order: the best two change places.
-    order = [1, 0, *range(2, chunks)] if chunks > 1 else list(range(chunks))
+    order[:2] = order[1::-1] if len(order) > 1 else order
     result = {"answer": text, "finish": "stop", "chunks": order, "tokens": TOKENS, "timings_ms": {"load": 1.5}}
+    if "conversation" in params:
+        result["conversation"] = converse(params["conversation"], len(order))
     send({"id": number, "result": result})
+
+
+def converse(conversation: Message, chunks: int) -> Message:
+    """A turn has one block, which takes the place of that of the turn before. Its key says whose it is, and when."""
+    state = conversation["state"] or {"held": [], "blocks": [], "turns": 0}
+    turns, replaced = state["turns"] + 1, [block[1] for block in state["blocks"]]
+    key = f"{turns:02x}" * 32
+    entry = {"key": key, "parent": conversation["root"], "fingerprint": "ff", "tokens": 2, "seconds": 0.1, "size": 4}
+    send({"event": "blocks", "data": {"blocks": [entry]}}, b"said")
+    held = [*state["held"], *range(len(state["held"]) + 1, len(state["held"]) + chunks + 1)]
+    state = {"held": held, "blocks": [[0, key, conversation["root"], [1, 2]]], "turns": turns}
+    return {"state": state, "replaced": replaced, "tokens": 30 * turns, "resident": 5, "loaded": 0, "computed": 1}
+
+
+def history(params: Message) -> str:
+    conversation = params.get("conversation", {"turns": []})
+    asked = [turn["question"] for turn in conversation["turns"]]
+    present = sum(bool(chunk.get("present")) for chunk in params["chunks"])
+    return f"{len(asked)} before, {len(params['chunks']) - present} new, {present} present"
 
 
 def store_events() -> None:
@@ -143,7 +166,7 @@ def ask(number: int, params: Message) -> None:
     if verb == "fail":
         send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
         return
-    text = rest if verb == "say" else "It is in [1]."
+    text = rest if verb == "say" else history(params) if verb == "history" else "It is in [1]."
     if verb == "vectors":
         text = " ".join(f"{norm(decode_vector(item['vector'])):.2f}" for item in (params, *params["chunks"]))
     if verb in ("count", "pour"):
@@ -156,7 +179,7 @@ def ask(number: int, params: Message) -> None:
         sys.stdout.buffer.flush()
     elif verb == "store":
         store_events()
-    answer(number, text, len(params["chunks"]))
+    answer(number, text, params)
     if verb == "broken":
         find_broken()
 
@@ -197,8 +220,8 @@ def main() -> None:
         elif method == "rank":
             # The last one is the best.
             send({"id": number, "result": {"gains": [float(n) for n in range(len(params["chunks"]))], "computed": 0}})
-        elif method == "release":
-            leases.discard(params["client"])
+        elif method in ("release", "forget"):
+            leases.discard(params.get("client"))
             send({"id": number, "result": {}})
         elif method == "shutdown":
             send({"id": number, "result": {}})

@@ -21,6 +21,12 @@ METHODS = {
     "search": params.SearchParams,
     "ask": params.AskParams,
     "prefetch": params.PrefetchParams,
+    "session/create": params.SessionCreateParams,
+    "session/list": params.SessionListParams,
+    "session/show": params.SessionParams,
+    "session/fork": params.SessionForkParams,
+    "session/close": params.SessionParams,
+    "session/delete": params.SessionParams,
     "gc": params.GcParams,
     "shutdown": params.ShutdownParams,
 }

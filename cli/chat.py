@@ -1,0 +1,142 @@
+"""`kvd chat`: a conversation, question by question."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvd.errors import CancelledError, KvdError, UsageError
+from kvd.rpc.messages import check_text
+
+from . import answers
+from .interrupts import interrupts_raised
+from .repository_commands import Budget, MaxTokens, Repo, absolute, call, show_answer
+
+_HELP = """/sources  the code that the last answer rests on
+/forget   delete this conversation for good
+/help     this
+Ctrl-C ends an answer, Ctrl-D the chat; what was said is kept (kvd chat --continue goes on with it)"""
+
+
+def chat(
+    repo: Repo = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="NAME", help="Go on with this conversation, or begin it.")
+    ] = None,
+    go_on: Annotated[bool, typer.Option("--continue", help="Go on with the conversation that was used last.")] = False,
+    budget: Budget = None,
+    max_tokens: MaxTokens = None,
+) -> int:
+    """Talk about a repository. /help tells what else can be typed."""
+    place = absolute(repo or ".")
+    if go_on:
+        if session is not None:
+            raise UsageError("--session and --continue exclude each other", hint="kvd chat --continue")
+        session = _last(place)
+    return _Chat({"repo": place, "budget": budget, "max_tokens": max_tokens}, session).run()
+
+
+def _last(repo: str) -> str:
+    sessions = call("session/list", {"repo": repo})["sessions"]
+    if not sessions:
+        raise UsageError("there is no conversation to go on with", hint="kvd chat")
+    return str(sessions[0]["name"])
+
+
+class _Chat:
+    """`params` are those of each question; without a `session` the first one begins it."""
+
+    def __init__(self, params: dict[str, Any], session: str | None) -> None:
+        self._params, self._session = params, session
+        self._terminal = sys.stdin.isatty()
+        self._sources: list[str] = []
+        self._status = 0
+
+    def run(self) -> int:
+        """Until the end of input. The exit status is that of the last question that failed, where nobody types."""
+        if self._terminal:
+            self._edit_lines()
+            typer.echo(f"kvd: {self._session or 'a new conversation'}; /help tells more", err=True)
+        while (line := self._read()) is not None:
+            if line.strip() and not self._handle(line.strip()):
+                break
+        return 0 if self._terminal else self._status
+
+    def _edit_lines(self) -> None:
+        """Line editing, and what was asked in this conversation to go back to. Nothing of it is written to a file."""
+        import readline
+
+        if self._session is not None:
+            known = {session["name"] for session in call("session/list", {"repo": self._params["repo"]})["sessions"]}
+            if self._session in known:
+                turns = call("session/show", {"repo": self._params["repo"], "name": self._session})["turns"]
+                for turn in turns:
+                    readline.add_history(turn["question"])
+
+    def _read(self) -> str | None:
+        """The next line; None at the end."""
+        if not self._terminal:
+            return sys.stdin.readline() or None
+        while True:
+            try:
+                with interrupts_raised():
+                    return input("> ")
+            except EOFError:
+                typer.echo("")
+                return None
+            except KeyboardInterrupt:
+                # The line that was begun is given up.
+                typer.echo("")
+
+    def _handle(self, line: str) -> bool:
+        """Do what a line says; false when the chat is over."""
+        if line == "/sources":
+            typer.echo("\n".join(self._sources) or "no sources yet")
+        elif line == "/forget":
+            return not self._forget()
+        elif line.startswith("/"):
+            typer.echo(_HELP)
+        else:
+            self._ask(line)
+        return True
+
+    def _ask(self, question: str) -> None:
+        stream = answers.Stream(sys.stdout, quiet=False)
+        try:
+            check_text("question", question)
+            if self._session is None:
+                self._session = str(call("session/create", {"repo": self._params["repo"], "name": None})["name"])
+            result = call("ask", {**self._params, "question": question, "session": self._session}, stream)
+        except KvdError as error:
+            self._fail(error)
+            return
+        show_answer(stream, result)
+        self._sources = answers.source_lines(result)[2:]
+        typer.echo("")
+
+    def _fail(self, error: KvdError) -> None:
+        """An answer that was not to be is not the end of the conversation."""
+        if isinstance(error, CancelledError) and not self._terminal:
+            raise error
+        self._status = error.exit_code
+        typer.echo(f"kvd: {answers.clean_line(error.message)}", err=True)
+        if error.hint:
+            typer.echo(f"hint: {answers.clean_line(error.hint)}", err=True)
+
+    def _forget(self) -> bool:
+        """Delete the conversation, if that is what is wanted; whether it is gone."""
+        if self._session is None:
+            typer.echo("nothing was said yet")
+            return False
+        typer.echo(f"delete {self._session} for good? y/n")
+        if (self._read() or "").strip().lower() not in ("y", "yes"):
+            return False
+        try:
+            call("session/delete", {"repo": self._params["repo"], "name": self._session})
+        except KvdError as error:
+            self._fail(error)
+            return False
+        typer.echo("deleted")
+        return True

@@ -1,0 +1,49 @@
+"""The methods `session/...`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from kvd.rpc.messages import Message, check_folder
+from kvd.rpc.params import SessionCreateParams, SessionForkParams, SessionListParams, SessionParams
+from kvd.service.service import Service
+
+Method = tuple[type[Any], Callable[[Any, Any], Awaitable[Message]]]
+"""The params, and what is done with them; the caller makes no difference."""
+
+
+def session_methods(service: Service) -> dict[str, Method]:
+    """By name."""
+    talks = service.conversations
+
+    async def root_of(params: Any) -> Path:
+        return await service.find_root(check_folder(params.repo))
+
+    async def create(params: SessionCreateParams, caller: Any) -> Message:
+        return await talks.create(await root_of(params), params.name)
+
+    async def all_of(params: SessionListParams, caller: Any) -> Message:
+        return await talks.all_of(await root_of(params))
+
+    async def show(params: SessionParams, caller: Any) -> Message:
+        return await talks.show(await root_of(params), params.name)
+
+    async def fork(params: SessionForkParams, caller: Any) -> Message:
+        return await talks.fork(await root_of(params), params.name, params.new_name)
+
+    async def close(params: SessionParams, caller: Any) -> Message:
+        return await talks.close(await root_of(params), params.name)
+
+    async def delete(params: SessionParams, caller: Any) -> Message:
+        return await talks.delete(await root_of(params), params.name)
+
+    return {
+        "session/create": (SessionCreateParams, create),
+        "session/list": (SessionListParams, all_of),
+        "session/show": (SessionParams, show),
+        "session/fork": (SessionForkParams, fork),
+        "session/close": (SessionParams, close),
+        "session/delete": (SessionParams, delete),
+    }

@@ -1,0 +1,211 @@
+"""Sessions at work: one turn at a time in each, kept when it is complete; deleted with all that belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvd.service.engine import EngineClient
+from kvd.service.store_writer import StoreWriter
+from kvd.service.threads import run_cancellable
+from kvd.sessions.records import SaidChunk, Session, Turn
+from kvd.sessions.store import SessionStore
+from kvd.source.commit import head_commit
+from kvd.types import Chunk, Hit
+
+_log = logging.getLogger(__name__)
+
+_DAY_SECONDS = 86_400.0
+
+
+@dataclass(slots=True)
+class _Line:
+    """Who waits for a session or works on it."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation as it is before a turn."""
+
+    session: Session
+    turns: list[Turn]
+    chunks: list[SaidChunk]
+    state: str
+
+    @property
+    def held(self) -> dict[int, SaidChunk]:
+        """What of the repository is in the prompt, by label."""
+        labels = json.loads(self.state)["held"] if self.state else [chunk.label for chunk in self.chunks]
+        by_label = {chunk.label: chunk for chunk in self.chunks}
+        return {label: by_label[label] for label in labels if label in by_label}
+
+    @property
+    def labels(self) -> int:
+        """The highest label that was given."""
+        return max((chunk.label for chunk in self.chunks), default=0)
+
+    def for_engine(self) -> dict[str, Any]:
+        """The member `conversation` of what the engine is asked."""
+        turns = [
+            {
+                "question": turn.question,
+                "answer": turn.answer,
+                "chunks": [_chunk_json(chunk) for chunk in self.chunks if chunk.turn == turn.number],
+            }
+            for turn in self.turns
+        ]
+        state = json.loads(self.state) if self.state else None
+        return {"root": self.session.family.hex(), "state": state, "turns": turns}
+
+    def present(self, hits: Sequence[Hit]) -> dict[int, int]:
+        """Which of the hits the prompt has already: their places, each with its label."""
+        known = {(chunk.path, chunk.text): label for label, chunk in self.held.items()}
+        places = {index: known.get((hit.chunk.path, hit.chunk.text)) for index, hit in enumerate(hits)}
+        return {index: label for index, label in places.items() if label is not None}
+
+
+class Conversations:
+    """Belongs to one event loop."""
+
+    def __init__(self, store: SessionStore, engine: EngineClient, writer: StoreWriter) -> None:
+        self._store, self._engine, self._writer = store, engine, writer
+        self._lines: dict[int, _Line] = {}
+
+    @asynccontextmanager
+    async def going_on(self, root: Path, name: str) -> AsyncIterator[Talk]:
+        """The session of that name, made where there is none, for one turn; others wait for its end."""
+        session = await asyncio.to_thread(self._store.get_or_create, root, name)
+        async with self._alone(session):
+            yield await asyncio.to_thread(self._talk, root, name)
+
+    def _talk(self, root: Path, name: str) -> Talk:
+        store = self._store
+        session = store.get_or_create(root, name)
+        return Talk(session, store.turns(session), store.chunks(session), store.state(session))
+
+    @asynccontextmanager
+    async def _alone(self, session: Session) -> AsyncIterator[None]:
+        line = self._lines.setdefault(session.id, _Line())
+        line.users += 1
+        try:
+            async with line.turn:
+                yield
+        finally:
+            line.users -= 1
+            if not line.users:
+                del self._lines[session.id]
+
+    async def add(
+        self,
+        talk: Talk,
+        question: str,
+        result: dict[str, Any],
+        chunks: Sequence[Chunk],
+        told: dict[str, Any],
+        model: tuple[str, str],
+    ) -> None:
+        """Keep a turn: `result` is that of `ask`, `chunks` are those that it brought in, in the order of their labels,
+        and `told` is what the engine says of the conversation. Done also where the asker leaves meanwhile."""
+        await run_cancellable(lambda cancelled: self._add(talk, question, result, chunks, told, model))
+
+    def _add(
+        self,
+        talk: Talk,
+        question: str,
+        result: dict[str, Any],
+        chunks: Sequence[Chunk],
+        told: dict[str, Any],
+        model: tuple[str, str],
+    ) -> None:
+        number = len(talk.turns) + 1
+        said = [
+            SaidChunk(label, number, c.path, c.start_line, c.end_line, c.scope, c.language, c.text)
+            for label, c in enumerate(chunks, talk.labels + 1)
+        ]
+        turn = Turn(
+            number,
+            question,
+            result["answer"],
+            result["finish"],
+            time.time(),
+            head_commit(talk.session.root),
+            result["sources"],
+            result["tokens"],
+            result["timings_ms"],
+        )
+        self._store.add_turn(talk.session, turn, said, json.dumps(told["state"]), model)
+        others = self._store.other_states(talk.session)
+        self._writer.discard([bytes.fromhex(key) for key in told["replaced"] if not _is_in(key, others)])
+
+    async def create(self, root: Path, name: str | None) -> dict[str, Any]:
+        return (await asyncio.to_thread(self._store.create, root, name)).to_json()
+
+    async def all_of(self, root: Path) -> dict[str, Any]:
+        sessions = await asyncio.to_thread(self._store.all_of, root)
+        return {"repo": str(root), "sessions": [session.to_json() for session in sessions]}
+
+    async def show(self, root: Path, name: str) -> dict[str, Any]:
+        session = await asyncio.to_thread(self._store.get, root, name)
+        turns = await asyncio.to_thread(self._store.turns, session)
+        return {**session.to_json(), "repo": str(root), "turns": [turn.to_json() for turn in turns]}
+
+    async def fork(self, root: Path, name: str, new_name: str | None) -> dict[str, Any]:
+        """A session that has said the same so far, once the turn at hand is complete."""
+        async with self._alone(await asyncio.to_thread(self._store.get, root, name)):
+            return (await asyncio.to_thread(self._store.fork, root, name, new_name)).to_json()
+
+    async def close(self, root: Path, name: str) -> dict[str, Any]:
+        """Give its memory to others; its KV is on disk, and loaded again when it is asked."""
+        session = await asyncio.to_thread(self._store.get, root, name)
+        async with self._alone(session):
+            await self._forget(session)
+            return (await asyncio.to_thread(self._store.close, root, name)).to_json()
+
+    async def delete(self, root: Path, name: str) -> dict[str, Any]:
+        """Delete for good, with the KV that is stored for it alone."""
+        await self._delete(await asyncio.to_thread(self._store.get, root, name))
+        return {"repo": str(root), "deleted": name}
+
+    async def delete_unused(self, days: int) -> None:
+        """Delete what nobody asked anything in for so many days."""
+        for session in await asyncio.to_thread(self._store.unused_since, time.time() - days * _DAY_SECONDS):
+            await self._delete(session)
+            _log.info("deleted a session that was not used for %d days", days)
+
+    async def _delete(self, session: Session) -> None:
+        async with self._alone(session):
+            await self._forget(session)
+            deleted = await asyncio.to_thread(self._store.delete, session)
+            # Blocks continue the family's number; forks may still need some.
+            keys = [deleted.family.hex()] if deleted.last else _block_keys(deleted.state)
+            self._writer.erase([bytes.fromhex(key) for key in keys if not _is_in(key, deleted.kept)])
+
+    async def _forget(self, session: Session) -> None:
+        """Have the engine, where there is one, give up what it holds of the session."""
+        state = await asyncio.to_thread(self._store.state, session)
+        if state:
+            conversation = {"root": session.family.hex(), "state": json.loads(state), "turns": []}
+            await self._engine.forget({"conversation": conversation})
+
+
+def _chunk_json(chunk: SaidChunk) -> dict[str, Any]:
+    names = ("label", "path", "start_line", "end_line", "scope", "text")
+    return {name: getattr(chunk, name) for name in names}
+
+
+def _block_keys(state: str) -> list[str]:
+    return [str(key) for _, key, *_ in json.loads(state)["blocks"]] if state else []
+
+
+def _is_in(key: str, states: Sequence[str]) -> bool:
+    return any(key in state for state in states)

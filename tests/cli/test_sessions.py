@@ -1,0 +1,111 @@
+"""`kvd ask --session`, `kvd sessions`, `kvd chat`, against a daemon with the scripted engine."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.conftest import FakeDaemon, Kvd, poll
+
+
+def talk(kvd: Kvd, repository: Path, *lines: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """`kvd chat` with these lines as its input."""
+    return subprocess.run(
+        kvd.command("chat", *arguments),
+        input="".join(f"{line}\n" for line in lines),
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_session_from_begin_to_end(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    asked = ("ask", "history of sessions that expire", "--session", "login")
+    assert kvd.json(*asked, cwd=repository)["session"] == "login"
+    assert kvd.json(*asked, cwd=repository)["answer"].startswith("1 before")
+    assert kvd.ok("sessions", "fork", "login", "other", cwd=repository) == "other goes on from here\n"
+    assert kvd.ok("sessions", "close", "other", cwd=repository) == "other is closed\n"
+    other, login = kvd.ok("sessions", "list", cwd=repository).splitlines()
+    assert other.startswith("other  2 turns  used ")
+    assert other.endswith("from login  closed")
+    assert login.startswith("login  2 turns")
+    assert kvd.ok("sessions", "show", "login", cwd=repository).count("> history of sessions that expire") == 2
+    assert kvd.ok("sessions", "delete", "login", cwd=repository) == "login is deleted\n"
+    gone = kvd.run("sessions", "show", "login", cwd=repository)
+    assert (gone.returncode, gone.stderr.splitlines()[1]) == (2, "hint: kvd sessions list")
+    bad = kvd.json("ask", "sessions", "--session", "../x", cwd=repository)
+    assert bad["error"]["code"] == "usage"
+
+
+def test_nothing_that_was_said_is_lost_with_the_daemon(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    kvd.ok("ask", "history of sessions that expire", "--session", "login", cwd=repository)
+    kvd.kill_daemon()
+    fake_daemon.process.wait(10)
+    again = FakeDaemon()
+    try:
+        told = kvd.json("ask", "history of sessions that expire", "--session", "login", cwd=repository)
+        assert told["answer"].startswith("1 before, 0 new")
+    finally:
+        kvd.stop_daemon()
+        again.end()
+
+
+def test_a_chat_of_piped_lines(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    done = talk(kvd, repository, "history of sessions that expire", "", "/sources", "history of it", "/help")
+    assert done.returncode == 0, done.stderr
+    assert "0 before" in done.stdout
+    assert "1 before" in done.stdout
+    assert done.stdout.count("src/session.py:1-12") >= 3
+    assert "/forget" in done.stdout
+    more = talk(kvd, repository, "history of that", arguments=("--continue",))
+    assert "2 before" in more.stdout
+    forgotten = talk(kvd, repository, "/forget", "n", "/forget", "y", "not asked", arguments=("--continue",))
+    assert forgotten.stdout.endswith("y/n\ndeleted\n")
+    assert kvd.ok("sessions", "list", cwd=repository).startswith("no sessions")
+    assert talk(kvd, repository, arguments=("--continue",)).returncode == 2
+
+
+def test_a_failed_question_is_not_the_end_of_a_chat(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    done = talk(kvd, repository, "fail at sessions that expire", "history of sessions that expire")
+    assert "0 before" in done.stdout
+    assert (done.returncode, done.stderr.splitlines()[-2:]) == (1, ["kvd: no room", "hint: kvd setup"])
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    kvd.ok("index", cwd=repository)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        kvd.command("chat", "--session", "login"), cwd=repository, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    seen = b""
+
+    def saw(text: bytes, after: int = 0) -> bool:
+        nonlocal seen
+        try:
+            seen += os.read(ours, 65536)
+        except (BlockingIOError, OSError):
+            time.sleep(0.01)
+        return text in seen[after:]
+
+    try:
+        poll(lambda: saw(b"> "))
+        os.write(ours, b"slow sessions that expire\n")
+        poll(lambda: saw(b"word word"))
+        process.send_signal(signal.SIGINT)
+        poll(lambda: saw(b"interrupted"))
+        mark = len(seen)
+        os.write(ours, b"history of sessions that expire\n")
+        poll(lambda: saw(b"0 before", mark))
+        os.write(ours, b"\x04")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        os.close(ours)
