@@ -12,6 +12,7 @@ from kvd.errors import UsageError
 from kvd.kv.pager import Fetched
 from kvd.kv.pool import PoolFullError
 from kvd.kv.spans import Spans
+from kvd.types import Progress
 from kvd.worker.batcher import nothing
 from kvd.worker.bringing import Bringing, Listener
 from kvd.worker.conversation import Conversation
@@ -110,12 +111,19 @@ class Turn:
                 f"{self._question.budget} tokens with {max(0, room)} left in the model's context",
                 hint="give a larger --budget, a smaller --max-tokens or a shorter question",
             )
+        if earlier and not pieces and not all(piece.present for piece in self._question.pieces):
+            self._listener.progress(Progress("notice", message="no more code is added: budget or context are used up"))
         return pieces
 
     def _too_long(self, ending: int, earlier: int) -> UsageError:
-        before = f"the conversation has {earlier} tokens and " if earlier else ""
+        if earlier:
+            return UsageError(
+                f"the conversation has {earlier} tokens: with this question of {ending} and an answer of up to "
+                f"{self._max_tokens} it does not fit the model's context of {self._engine.longest} any more",
+                hint="kvd chat begins another one; a larger n_ctx or a smaller --max-tokens leaves more room",
+            )
         return UsageError(
-            f"{before}the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
+            f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
             f"fit the model's context of {self._engine.longest}",
             hint="ask a shorter question, or give a smaller --max-tokens",
         )
