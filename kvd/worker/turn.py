@@ -111,8 +111,9 @@ class Turn:
                 f"{self._question.budget} tokens with {max(0, room)} left in the model's context",
                 hint="give a larger --budget, a smaller --max-tokens or a shorter question",
             )
-        if earlier and not pieces and not all(piece.present for piece in self._question.pieces):
-            self._listener.progress(Progress("notice", message="no more code is added: budget or context are used up"))
+        if earlier and not pieces and select(self._question.pieces, self._question.budget, self._engine.longest):
+            full = "the conversation fills the model's context: no more code is added"
+            self._listener.progress(Progress("notice", message=full))
         return pieces
 
     def _too_long(self, ending: int, earlier: int) -> UsageError:
@@ -193,7 +194,8 @@ class Turn:
         # cells of another prompt do not hold that, and only all of them will do.
         live = self._enter(runs_of(items), rest, len(earlier) if self._answerer.recompute else None)
         held = len(live.runs)
-        had, new = _split(placed, held - len(earlier))
+        first = max(0, held - len(earlier))
+        had, new = placed[:first], placed[first:]
         bringing = Bringing(reuse, self._listener, self._spans, live.slot)
         try:
             self._tally.resident(items[:held])
@@ -296,8 +298,3 @@ class Turn:
         if text:
             self._answer.append(text)
             self._listener.token(text)
-
-
-def _split(placed: Sequence[Placed], first: int) -> tuple[list[Placed], list[Placed]]:
-    """The first so many (none where that is negative), and the others."""
-    return list(placed[: max(0, first)]), list(placed[max(0, first) :])

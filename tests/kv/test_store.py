@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import stat
@@ -385,3 +386,14 @@ def test_a_folder_that_cant_be_written() -> None:
         done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
         Path(name).chmod(0o755)
     assert done.stdout.splitlines() == ["new.db True True", "{}", "old.db True True", "{}"], done.stderr
+
+
+def test_what_is_erased_is_overwritten(path: Path) -> None:
+    writer = BlockStore(path)
+    parent, child, other = block(b"a"), block(b"b"), block(b"c")
+    writer.put([parent, dataclasses.replace(child, parent=parent.key), other])
+    writer.erase([parent.key])
+    assert writer.stats()["blocks"] == 1
+    on_disk = b"".join(file.read_bytes() for file in path.parent.glob("kv.db*"))
+    assert child.data not in on_disk
+    assert other.data in on_disk

@@ -233,6 +233,14 @@ def test_the_state_of_reused_cells_is_finite(rigs: Rigs) -> None:
     assert all(np.isfinite(row).all() for row in talk.course(SECOND).logits)
 
 
+def test_where_the_context_is_nearly_full_the_conversation_goes_on_without_more_code(rigs: Rigs) -> None:
+    talk = Talk(rigs(residents=8))
+    talk.say(FIRST, SESSION)
+    told = talk.say("why " * 520, AUTH)
+    assert told["chunks"] == []
+    assert "fills the model's context" in talk.rig.stages[-1].message
+
+
 def test_a_conversation_that_does_not_fit_is_said_in_one_line(rigs: Rigs) -> None:
     talk = Talk(rigs(residents=8))
     talk.say(FIRST, SESSION)
