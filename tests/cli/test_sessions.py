@@ -104,6 +104,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(kvd: Kvd, repository: Path, fak
         mark = len(seen)
         os.write(ours, b"history of sessions that expire\n")
         poll(lambda: saw(b"0 before", mark))
+        # What is typed while no line is read is the terminal's: there Ctrl-D would be no end.
+        poll(lambda: saw(b"") and seen.endswith(b"> "))
         os.write(ours, b"\x04")
         assert process.wait(20) == 0
     finally:
