@@ -182,6 +182,17 @@ class Conversations:
             await self._delete(session)
             _log.info("deleted a session that was not used for %d days", days)
 
+    async def add_note(self, root: Path, text: str) -> dict[str, Any]:
+        return (await asyncio.to_thread(self._store.add_note, root, text)).to_json()
+
+    async def notes(self, root: Path) -> dict[str, Any]:
+        notes = await asyncio.to_thread(self._store.notes, root)
+        return {"repo": str(root), "notes": [note.to_json() for note in notes]}
+
+    async def delete_note(self, root: Path, number: int) -> dict[str, Any]:
+        await asyncio.to_thread(self._store.delete_note, root, number)
+        return {"repo": str(root), "deleted": number}
+
     async def _delete(self, session: Session) -> None:
         async with self._alone(session):
             await self._forget(session)

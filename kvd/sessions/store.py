@@ -15,7 +15,7 @@ import apsw
 
 from kvd.errors import UsageError
 from kvd.sessions.database import opened, overwrite_log
-from kvd.sessions.records import Deleted, SaidChunk, Session, Turn, check_name
+from kvd.sessions.records import Deleted, Note, SaidChunk, Session, Turn, check_name
 from kvd.sqlite import transaction
 
 FAMILY_BYTES = 32
@@ -159,6 +159,31 @@ class SessionStore:
         """Sessions of all repositories that were last used before then."""
         with opened(self.path) as db:
             return _sessions(db, "WHERE s.used_at < ? ORDER BY s.used_at", (moment,))
+
+    def add_note(self, root: Path, text: str) -> Note:
+        place = os.fsencode(root)
+        with opened(self.path) as db, transaction(db):
+            rows = db.execute("SELECT coalesce(max(number), 0) + 1 FROM notes WHERE root = ?", (place,)).fetchall()
+            note = Note(int(_plain(rows[0])[0]), text, self._clock())
+            db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", (place, note.number, note.text, note.created_at))
+        return note
+
+    def notes(self, root: Path) -> list[Note]:
+        """Those of a repository, by number."""
+        with opened(self.path) as db:
+            rows = db.execute(
+                "SELECT number, text, created_at FROM notes WHERE root = ? ORDER BY number", (os.fsencode(root),)
+            ).fetchall()
+        return [Note(*_plain(row)) for row in rows]
+
+    def delete_note(self, root: Path, number: int) -> None:
+        """Delete for good. Raises `UsageError` where the repository has no such note."""
+        with opened(self.path) as db:
+            with transaction(db):
+                db.execute("DELETE FROM notes WHERE root = ? AND number = ?", (os.fsencode(root), number))
+                if not db.changes():
+                    raise UsageError(f"{root} has no note {number}", hint="kvd notes list")
+            overwrite_log(db)
 
 
 def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
