@@ -62,23 +62,23 @@ class SessionStore:
         with opened(self.path) as db:
             return _sessions(db, "WHERE s.root = ? ORDER BY s.used_at DESC, s.id DESC", (os.fsencode(root),))
 
-    def turns(self, session: Session) -> list[Turn]:
-        """First to last."""
+    def turns(self, session: Session, first: int = 1) -> list[Turn]:
+        """From number `first` to the last."""
         with opened(self.path) as db:
             rows = db.execute(
                 "SELECT number, question, answer, finish, asked_at, commit_id, sources, tokens, timings_ms FROM turns"
-                " WHERE session_id = ? ORDER BY number",
-                (session.id,),
+                " WHERE session_id = ? AND number >= ? ORDER BY number",
+                (session.id, first),
             ).fetchall()
         return [Turn(*_plain(row[:6]), *(json.loads(str(text)) for text in row[6:])) for row in rows]
 
-    def chunks(self, session: Session) -> list[SaidChunk]:
-        """What the conversation's prompt holds of the repository, by label."""
+    def chunks(self, session: Session, first: int = 1) -> list[SaidChunk]:
+        """The code that the turns from number `first` on brought in, by label."""
         with opened(self.path) as db:
             rows = db.execute(
                 "SELECT label, turn, path, start_line, end_line, scope, language, text FROM chunks"
-                " JOIN texts USING (hash) WHERE session_id = ? ORDER BY label",
-                (session.id,),
+                " JOIN texts USING (hash) WHERE session_id = ? AND turn >= ? ORDER BY label",
+                (session.id, first),
             ).fetchall()
         return [SaidChunk(*_plain(row)) for row in rows]
 
