@@ -47,8 +47,8 @@ class Placed:
 
     @property
     def recalled(self) -> int:
-        """Tokens of code."""
-        return len(self.body.tokens)
+        """Tokens of code; what is ahead of the turns has no header and is none."""
+        return len(self.body.tokens) if self.header else 0
 
     @property
     def content(self) -> Hashable:

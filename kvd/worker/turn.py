@@ -61,12 +61,10 @@ class Turn:
     def run(self) -> dict[str, Any]:
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
-        first = self._said.labels + 1
-        headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, first)]
         # What the prompt takes besides the chunks.
         self._rest = len(ending) + self._max_tokens
         try:
-            items = self._prepare(pieces, headers)
+            items = self._prepare(pieces)
             answering = self._decode(ending, self._start_behind(items))
             remembered = self._remember(items, ending, answering)
         except BaseException:
@@ -124,13 +122,14 @@ class Turn:
             self._listener.progress(Progress("notice", message=full))
         return pieces
 
-    def _prepare(self, pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Item]:
+    def _prepare(self, pieces: Sequence[Piece]) -> list[Item]:
         """Put what was said and the chunks into the live sequence; all that stands there behind the prefix."""
         earlier = self._earlier(bool(pieces), self._reuse is not None)
         start = self._start_behind(earlier)
         turn, first = self._said.turns + 1, self._said.labels + 1
         if self._reuse is not None and (earlier or pieces):
             bodies = [body_of(piece, self._prompts) for piece in pieces]
+            headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, first)]
             placed = [
                 replace(item, turn=turn, labels=(label,))
                 for label, item in enumerate(place(start, headers, bodies, self._answerer.recompute), first)
