@@ -18,6 +18,7 @@ _COMMANDS = {
     "ask": "repository_commands",
     "chat": "chat",
     "sessions": "sessions",
+    "notes": "notes",
     "status": "daemon_commands",
     "doctor": "doctor",
     "metrics": "daemon_commands",

@@ -12,11 +12,16 @@ from kvd.rpc.messages import check_text
 
 from . import answers
 from .interrupts import interrupts_raised
+from .notes import note_line, note_lines
 from .repository_commands import Budget, MaxTokens, Repo, absolute, call, show_answer
+from .text import counted
 
-_HELP = """/sources  the code that the last answer rests on
-/forget   delete this conversation for good
-/help     this
+_HELP = """/sources    the code that the last answer rests on
+/pin TEXT   note something that holds for the repository, in all conversations
+/memory     the notes and their numbers, and how much was said here
+/forget N   delete note N for good
+/delete     delete this conversation for good
+/help       this
 Ctrl-C ends an answer, Ctrl-D the chat; what was said is kept (kvd chat --continue goes on with it)"""
 
 
@@ -52,6 +57,8 @@ class _Chat:
         self._params, self._session = params, session
         self._terminal = sys.stdin.isatty()
         self._sources: list[str] = []
+        self._tokens = 0
+        """Of the conversation, after the last answer; 0 before the first."""
         self._status = 0
 
     def run(self) -> int:
@@ -92,15 +99,39 @@ class _Chat:
 
     def _handle(self, line: str) -> bool:
         """Do what a line says; false when the chat is over."""
-        if line == "/sources":
-            typer.echo("\n".join(self._sources) or "no sources yet")
-        elif line == "/forget":
-            return not self._forget()
-        elif line.startswith("/"):
-            typer.echo(_HELP)
-        else:
+        if not line.startswith("/"):
             self._ask(line)
+            return True
+        name, _, rest = line.partition(" ")
+        try:
+            if name == "/delete":
+                return not self._delete()
+            self._do(name, rest.strip())
+        except KvdError as error:
+            self._fail(error)
         return True
+
+    def _do(self, name: str, rest: str) -> None:
+        repo = self._params["repo"]
+        if name == "/sources":
+            typer.echo("\n".join(self._sources) or "no sources yet")
+        elif name == "/pin":
+            typer.echo(note_line(call("note/add", {"repo": repo, "text": check_text("note", rest)})))
+        elif name == "/memory":
+            self._show_memory()
+        elif name == "/forget" and rest.isdecimal():
+            call("note/delete", {"repo": repo, "number": int(rest)})
+            typer.echo(f"note {int(rest)} is deleted")
+        else:
+            typer.echo(_HELP)
+
+    def _show_memory(self) -> None:
+        for line in note_lines(call("note/list", {"repo": self._params["repo"]})):
+            typer.echo(line)
+        if self._session is not None:
+            turns = call("session/show", {"repo": self._params["repo"], "name": self._session})["turns"]
+            tokens = f", {counted(self._tokens, 'token')}" if self._tokens else ""
+            typer.echo(f"{self._session}: {counted(len(turns), 'turn')}{tokens}")
 
     def _ask(self, question: str) -> None:
         stream = answers.Stream(sys.stdout, quiet=False)
@@ -114,6 +145,7 @@ class _Chat:
             return
         show_answer(stream, result)
         self._sources = answers.source_lines(result)[2:]
+        self._tokens = result["conversation"]["tokens"] if result["conversation"] else 0
         typer.echo("")
 
     def _fail(self, error: KvdError) -> None:
@@ -125,7 +157,7 @@ class _Chat:
         if error.hint:
             typer.echo(f"hint: {answers.clean_line(error.hint)}", err=True)
 
-    def _forget(self) -> bool:
+    def _delete(self) -> bool:
         """Delete the conversation, if that is what is wanted; whether it is gone."""
         if self._session is None:
             typer.echo("nothing was said yet")
@@ -133,10 +165,6 @@ class _Chat:
         typer.echo(f"delete {self._session} for good? y/n")
         if (self._read() or "").strip().lower() not in ("y", "yes"):
             return False
-        try:
-            call("session/delete", {"repo": self._params["repo"], "name": self._session})
-        except KvdError as error:
-            self._fail(error)
-            return False
+        call("session/delete", {"repo": self._params["repo"], "name": self._session})
         typer.echo("deleted")
         return True

@@ -171,7 +171,7 @@ def call(method: str, params: dict[str, Any], stream: answers.Stream | None = No
         with interrupts_raised(), Client.connect() as client:
             tell_unreached(client.server)
             # What is done at once tells no stages.
-            return client.call(method, params, None if method.startswith("session/") else on_progress)
+            return client.call(method, params, None if method.startswith(("session/", "note/")) else on_progress)
     except BaseException as error:
         if stream is not None:
             stream.break_off()

@@ -22,7 +22,7 @@ from kvd.daemon.admission import is_own, most_clients, pid_of, whom_to_close
 from kvd.daemon.connection import Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
-from kvd.daemon.session_methods import session_methods
+from kvd.daemon.session_methods import note_methods, session_methods
 from kvd.errors import BusyError, CancelledError, KvdError, UnavailableError, UsageError
 from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RpcError
@@ -87,6 +87,7 @@ class Daemon:
             "gc": (GcParams, self._gc),
             "shutdown": (ShutdownParams, self._shutdown),
             **session_methods(service),
+            **note_methods(service),
         }
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""The methods `session/...`."""
+"""The methods `session/...` and `note/...`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kvd.rpc.messages import Message, check_folder
-from kvd.rpc.params import SessionCreateParams, SessionForkParams, SessionListParams, SessionParams
+from kvd.rpc.messages import Message, check_folder, check_text
+from kvd.rpc.params import (
+    NoteAddParams,
+    NoteDeleteParams,
+    NoteListParams,
+    SessionCreateParams,
+    SessionForkParams,
+    SessionListParams,
+    SessionParams,
+)
 from kvd.service.service import Service
 
 Method = tuple[type[Any], Callable[[Any, Any], Awaitable[Message]]]
@@ -16,10 +24,7 @@ Method = tuple[type[Any], Callable[[Any, Any], Awaitable[Message]]]
 
 def session_methods(service: Service) -> dict[str, Method]:
     """By name."""
-    talks = service.conversations
-
-    async def root_of(params: Any) -> Path:
-        return await service.find_root(check_folder(params.repo))
+    talks, root_of = service.conversations, _finder(service)
 
     async def create(params: SessionCreateParams, caller: Any) -> Message:
         return await talks.create(await root_of(params), params.name)
@@ -47,3 +52,27 @@ def session_methods(service: Service) -> dict[str, Method]:
         "session/close": (SessionParams, close),
         "session/delete": (SessionParams, delete),
     }
+
+
+def note_methods(service: Service) -> dict[str, Method]:
+    """By name."""
+    talks, root_of = service.conversations, _finder(service)
+
+    async def add_note(params: NoteAddParams, caller: Any) -> Message:
+        return await talks.add_note(await root_of(params), check_text("note", params.text))
+
+    async def notes(params: NoteListParams, caller: Any) -> Message:
+        return await talks.notes(await root_of(params))
+
+    async def delete_note(params: NoteDeleteParams, caller: Any) -> Message:
+        return await talks.delete_note(await root_of(params), params.number)
+
+    return {
+        "note/add": (NoteAddParams, add_note),
+        "note/list": (NoteListParams, notes),
+        "note/delete": (NoteDeleteParams, delete_note),
+    }
+
+
+def _finder(service: Service) -> Callable[[Any], Awaitable[Path]]:
+    return lambda params: service.find_root(check_folder(params.repo))

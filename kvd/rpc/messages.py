@@ -22,6 +22,9 @@ INTERNAL_ERROR = -32603
 MAX_TEXT = 20_000
 """Characters of a question or a query."""
 
+MAX_NOTE = 1_000
+"""Characters of a note."""
+
 MAX_FILTERS = 100
 MAX_FILTER = 1_000
 """Patterns of paths, or languages, of one request, and characters of each."""
@@ -44,18 +47,19 @@ class RpcError(KvdError):
 
 
 def check_text(name: str, text: str) -> str:
-    """`text` without surrounding blanks; `UsageError` when nothing is left or it is over `MAX_TEXT`."""
+    """`text` without surrounding blanks; `UsageError` when nothing is left or it is over `MAX_TEXT`, or `MAX_NOTE`."""
+    most = MAX_NOTE if name == "note" else MAX_TEXT
     if not text.strip():
         raise UsageError(f"the {name} is empty", hint=f'kvd {_COMMAND[name]} "..."')
-    if len(text) > MAX_TEXT:
+    if len(text) > most:
         raise UsageError(
-            f"the {name} has {len(text):,} characters, {MAX_TEXT:,} are possible",
+            f"the {name} has {len(text):,} characters, {most:,} are possible",
             hint=f'kvd {_COMMAND[name]} "fewer words"',
         )
     return text.strip()
 
 
-_COMMAND = {"question": "ask", "query": "search"}
+_COMMAND = {"question": "ask", "query": "search", "note": "notes add"}
 
 
 def check_folder(path: str) -> str:

@@ -129,6 +129,23 @@ class SessionForkParams:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteAddParams:
+    repo: str = _param((str,))
+    text: str = _param((str,), clean=_text)
+
+
+@dataclass(frozen=True, slots=True)
+class NoteListParams:
+    repo: str = _param((str,))
+
+
+@dataclass(frozen=True, slots=True)
+class NoteDeleteParams:
+    repo: str = _param((str,))
+    number: int = _param((int,), low=1)
+
+
+@dataclass(frozen=True, slots=True)
 class PrefetchParams:
     question: str = _param((str,), clean=_text)
     repo: str = _param((str,))

@@ -148,7 +148,10 @@ class Asker:
             ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
         hits = ranked.hits[: settings.top_k]
         reuse = settings.reuse and question.reuse is not False
-        params = await asyncio.to_thread(partial(ask_params, question.text, reuse, settings, hits, talk=talk))
+        pinned = await self._conversations.pinned(root) if talk else ""
+        params = await asyncio.to_thread(
+            partial(ask_params, question.text, reuse, settings, hits, talk=talk, pinned=pinned)
+        )
         answer = await self._engine.ask(load_params(settings, model), params, on_event)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
         result = _result(answer.result, answer.model, hits, times, talk)
@@ -254,7 +257,7 @@ def _result(
         # Hits are in rank order, so are the sources.
         sources = [(hits[index], index in cited) for index in sorted(prompt)]
     else:
-        sources = sources_of(talk, hits, prompt, answer)
+        sources = sources_of(talk, hits, prompt, answer, result["conversation"]["state"]["held"])
     return {
         "answer": answer,
         "model": model,
@@ -270,7 +273,7 @@ def _result(
 
 def _conversation(talk: Talk, told: dict[str, Any]) -> dict[str, int]:
     counts = {name: int(told[name]) for name in ("tokens", "resident", "loaded", "computed")}
-    return {"turn": len(talk.turns) + 1, **counts}
+    return {"turn": talk.number, **counts}
 
 
 def _nothing_relevant(clock: _Clock) -> dict[str, Any]:

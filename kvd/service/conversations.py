@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,24 +35,32 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation as it is before a turn."""
+    """A conversation as it is before a turn: the turns and the code that its prompt holds, the last turn in any case.
+
+    `state` is the engine's, of which nothing but `held`, `first`, `labels` and `summary` means anything here.
+    """
 
     session: Session
     turns: list[Turn]
     chunks: list[SaidChunk]
-    state: str
+    state: dict[str, Any] | None
+
+    @property
+    def number(self) -> int:
+        """That of the turn to come."""
+        return self.session.turns + 1
 
     @property
     def held(self) -> dict[int, SaidChunk]:
         """What of the repository is in the prompt, by label."""
-        labels = json.loads(self.state)["held"] if self.state else [chunk.label for chunk in self.chunks]
         by_label = {chunk.label: chunk for chunk in self.chunks}
+        labels = self.state["held"] if self.state else list(by_label)
         return {label: by_label[label] for label in labels if label in by_label}
 
     @property
     def labels(self) -> int:
         """The highest label that was given."""
-        return max((chunk.label for chunk in self.chunks), default=0)
+        return int(self.state["labels"]) if self.state else 0
 
     def for_engine(self) -> dict[str, Any]:
         """The member `conversation` of what the engine is asked."""
@@ -63,9 +71,9 @@ class Talk:
                 "chunks": [_chunk_json(chunk) for chunk in self.chunks if chunk.turn == turn.number],
             }
             for turn in self.turns
+            if turn.number >= _first(self.state)
         ]
-        state = json.loads(self.state) if self.state else None
-        return {"root": self.session.family.hex(), "state": state, "turns": turns}
+        return {"root": self.session.family.hex(), "state": self.state, "turns": turns}
 
     def present(self, hits: Sequence[Hit]) -> dict[int, int]:
         """Which of the hits the prompt has already: their places, each with its label."""
@@ -77,8 +85,11 @@ class Talk:
 class Conversations:
     """Belongs to one event loop."""
 
-    def __init__(self, store: SessionStore, engine: EngineClient, writer: StoreWriter) -> None:
-        self._store, self._engine, self._writer = store, engine, writer
+    def __init__(
+        self, store: SessionStore, engine: EngineClient, writer: StoreWriter, overview: Callable[[Path], str]
+    ) -> None:
+        """`overview` says what a repository consists of."""
+        self._store, self._engine, self._writer, self._overview = store, engine, writer, overview
         self._lines: dict[int, _Line] = {}
 
     @asynccontextmanager
@@ -91,7 +102,20 @@ class Conversations:
     def _talk(self, root: Path, name: str) -> Talk:
         store = self._store
         session = store.get_or_create(root, name)
-        return Talk(session, store.turns(session), store.chunks(session), store.state(session))
+        text = store.state(session)
+        state = json.loads(text) if text else None
+        first = min(_first(state), session.turns)
+        return Talk(session, store.turns(session, first), store.chunks(session, first), state)
+
+    async def pinned(self, root: Path) -> str:
+        """What every conversation about a repository begins with."""
+        return await asyncio.to_thread(self._pinned, root)
+
+    def _pinned(self, root: Path) -> str:
+        folders, notes = self._overview(root), self._store.notes(root)
+        parts = [f"Folders of this repository: {folders}"] if folders else []
+        parts += ["Notes of the user:", *(f"{note.number}. {note.text}" for note in notes)] if notes else []
+        return "\n".join(parts)
 
     @asynccontextmanager
     async def _alone(self, session: Session) -> AsyncIterator[None]:
@@ -127,7 +151,7 @@ class Conversations:
         told: dict[str, Any],
         model: tuple[str, str],
     ) -> None:
-        number = len(talk.turns) + 1
+        number = talk.number
         said = [
             SaidChunk(label, number, c.path, c.start_line, c.end_line, c.scope, c.language, c.text)
             for label, c in enumerate(chunks, talk.labels + 1)
@@ -157,7 +181,14 @@ class Conversations:
     async def show(self, root: Path, name: str) -> dict[str, Any]:
         session = await asyncio.to_thread(self._store.get, root, name)
         turns = await asyncio.to_thread(self._store.turns, session)
-        return {**session.to_json(), "repo": str(root), "turns": [turn.to_json() for turn in turns]}
+        state = json.loads(await asyncio.to_thread(self._store.state, session) or "null")
+        return {
+            **session.to_json(),
+            "repo": str(root),
+            "turns": [turn.to_json() for turn in turns],
+            "first_turn": _first(state),
+            "summary": state["summary"] if state else "",
+        }
 
     async def fork(self, root: Path, name: str, new_name: str | None) -> dict[str, Any]:
         """A session that has said the same so far, once the turn at hand is complete."""
@@ -182,6 +213,17 @@ class Conversations:
             await self._delete(session)
             _log.info("deleted a session that was not used for %d days", days)
 
+    async def add_note(self, root: Path, text: str) -> dict[str, Any]:
+        return (await asyncio.to_thread(self._store.add_note, root, text)).to_json()
+
+    async def notes(self, root: Path) -> dict[str, Any]:
+        notes = await asyncio.to_thread(self._store.notes, root)
+        return {"repo": str(root), "notes": [note.to_json() for note in notes]}
+
+    async def delete_note(self, root: Path, number: int) -> dict[str, Any]:
+        await asyncio.to_thread(self._store.delete_note, root, number)
+        return {"repo": str(root), "deleted": number}
+
     async def _delete(self, session: Session) -> None:
         async with self._alone(session):
             await self._forget(session)
@@ -196,6 +238,11 @@ class Conversations:
         if state:
             conversation = {"root": session.family.hex(), "state": json.loads(state), "turns": []}
             await self._engine.forget({"conversation": conversation})
+
+
+def _first(state: dict[str, Any] | None) -> int:
+    """The first turn that is still in the prompt."""
+    return int(state["first"]) if state else 1
 
 
 def _chunk_json(chunk: SaidChunk) -> dict[str, Any]:

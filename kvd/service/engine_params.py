@@ -44,13 +44,16 @@ def ask_params(
     hits: Sequence[Hit],
     interrupted: Callable[[], bool] = lambda: False,
     talk: Talk | None = None,
+    pinned: str = "",
 ) -> dict[str, Any]:
-    """For `ask` and `prefetch`. Once `interrupted()`, the rest of the chunks is left out. `talk`: what was said."""
+    """For `ask` and `prefetch`. Once `interrupted()`, the rest of the chunks is left out. `talk`: what was said, with
+    what is `pinned` ahead of it."""
     params = _params(question, reuse, settings, hits, interrupted)
     if talk is not None:
-        for index in talk.present(hits):
-            params["chunks"][index]["present"] = True
+        for index, label in talk.present(hits).items():
+            params["chunks"][index]["present"] = label
         params["conversation"] = talk.for_engine()
+        params["pinned"] = pinned
     return params
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from kvd.service.citations import cited_chunks
@@ -30,17 +30,20 @@ def _place(hit: Hit) -> tuple[str, int, int]:
     return hit.chunk.path, hit.chunk.start_line, hit.chunk.end_line
 
 
-def sources_of(talk: Talk, hits: Sequence[Hit], added: Sequence[int], answer: str) -> list[tuple[Hit, bool]]:
+def sources_of(
+    talk: Talk, hits: Sequence[Hit], added: Sequence[int], answer: str, labels_held: Collection[int]
+) -> list[tuple[Hit, bool]]:
     """The sources of an answer, each with whether it is cited: of the hits those in the prompt, now `added` or there
-    before, best first; then what else of the conversation's code is cited."""
+    before, best first; then what else of the conversation's code is cited. `labels_held` are in the prompt now."""
     labels = dict(enumerate(added, talk.labels + 1))
-    held = talk.held
+    held = {label: chunk for label, chunk in talk.held.items() if label in labels_held}
     prompt = [
         hits[labels[label]].chunk if label in labels else _chunk(held[label]) if label in held else _NOWHERE
         for label in range(1, talk.labels + len(added) + 1)
     ]
     cited = {position + 1 for position in cited_chunks(answer, prompt)} & (labels.keys() | held.keys())
-    by_index = {index: label for label, index in labels.items()} | talk.present(hits)
+    present = {index: label for index, label in talk.present(hits).items() if label in held}
+    by_index = present | {index: label for label, index in labels.items()}
     sources = [(hits[index], by_index[index] in cited) for index in sorted(by_index)]
     others = cited - set(by_index.values())
     return [*sources, *((Hit(_chunk(held[label]), 0.0), True) for label in sorted(others))]

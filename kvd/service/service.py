@@ -18,6 +18,7 @@ from kvd.errors import KvdError, NoModelError
 from kvd.kv.store import BlockStore
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
+from kvd.recall.overview import overview
 from kvd.service.asker import Asker, Emit, Notices, Question, source_json, stage_value
 from kvd.service.conversations import Conversations
 from kvd.service.engine import COMMAND, EngineClient
@@ -49,7 +50,7 @@ class Service:
         self._verdicts = Verdicts(paths.gate_file())
         self.metrics = Metrics()
         self._engine = EngineClient(self._writer, self._verdicts, self.metrics, engine_command)
-        self.conversations = Conversations(SessionStore(paths.sessions_file()), self._engine, self._writer)
+        self.conversations = Conversations(SessionStore(paths.sessions_file()), self._engine, self._writer, overview)
         self._asker = Asker(self._repositories, self._engine, self.conversations)
         self._sessions_checked = -math.inf
         self._watching = Watching(self._repositories, self.metrics)

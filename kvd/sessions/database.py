@@ -16,12 +16,12 @@ from kvd.errors import BusyError, StoreError
 from kvd.regular import check_database
 from kvd.sqlite import close, transaction
 
-SCHEMA_VERSION = 1
 _BUSY_MS = 5_000
 _LOG_BYTES = 1_000_000
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)
 
-SCHEMA = """
+_MIGRATIONS = (
+    """
 CREATE TABLE sessions (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     root         BLOB NOT NULL,
@@ -65,7 +65,19 @@ CREATE TABLE chunks (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX chunks_by_hash ON chunks (hash);
 CREATE TABLE texts (hash BLOB PRIMARY KEY, text TEXT NOT NULL) STRICT;
-"""
+""",
+    """
+CREATE TABLE notes (
+    root       BLOB NOT NULL,
+    number     INTEGER NOT NULL,
+    text       TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (root, number)
+) STRICT, WITHOUT ROWID;
+""",
+)
+"""What brings a file from each version to the next, append only; an empty one has version 0."""
+SCHEMA_VERSION = len(_MIGRATIONS)
 
 
 @contextmanager
@@ -101,20 +113,28 @@ def _open(path: Path) -> apsw.Connection:
         # What was said is on disk when the answer is complete, also after a loss of power.
         db.execute("PRAGMA synchronous = FULL")
         db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        version = db.pragma("user_version")
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
-            raise StoreError(f"{path} was written by a newer kvd (schema {version})", hint="update kvd")
-        if version == 0:
+        if _version(db, path) < SCHEMA_VERSION:
             db.execute("PRAGMA journal_mode = WAL")
-            with transaction(db):
-                # Another process may have made it since.
-                if db.pragma("user_version") == 0:
-                    db.execute(SCHEMA)
-                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            _migrate(db, path)
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _version(db: apsw.Connection, path: Path) -> int:
+    version = db.pragma("user_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise StoreError(f"{path} was written by a newer kvd (schema {version})", hint="update kvd")
+    return version
+
+
+def _migrate(db: apsw.Connection, path: Path) -> None:
+    with transaction(db):
+        # Another process may have done it since.
+        for migration in _MIGRATIONS[_version(db, path) :]:
+            db.execute(migration)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def overwrite_log(db: apsw.Connection) -> None:

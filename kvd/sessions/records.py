@@ -82,6 +82,18 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What is to be kept in mind about a repository, in all its sessions. Numbers stay when others are deleted."""
+
+    number: int
+    text: str
+    created_at: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """What went with a session: its engine state and its family; `last`: no other session of the family is left.
     `kept` are the states of those that are."""

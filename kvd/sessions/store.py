@@ -15,7 +15,7 @@ import apsw
 
 from kvd.errors import UsageError
 from kvd.sessions.database import opened, overwrite_log
-from kvd.sessions.records import Deleted, SaidChunk, Session, Turn, check_name
+from kvd.sessions.records import Deleted, Note, SaidChunk, Session, Turn, check_name
 from kvd.sqlite import transaction
 
 FAMILY_BYTES = 32
@@ -62,23 +62,23 @@ class SessionStore:
         with opened(self.path) as db:
             return _sessions(db, "WHERE s.root = ? ORDER BY s.used_at DESC, s.id DESC", (os.fsencode(root),))
 
-    def turns(self, session: Session) -> list[Turn]:
-        """First to last."""
+    def turns(self, session: Session, first: int = 1) -> list[Turn]:
+        """From number `first` to the last."""
         with opened(self.path) as db:
             rows = db.execute(
                 "SELECT number, question, answer, finish, asked_at, commit_id, sources, tokens, timings_ms FROM turns"
-                " WHERE session_id = ? ORDER BY number",
-                (session.id,),
+                " WHERE session_id = ? AND number >= ? ORDER BY number",
+                (session.id, first),
             ).fetchall()
         return [Turn(*_plain(row[:6]), *(json.loads(str(text)) for text in row[6:])) for row in rows]
 
-    def chunks(self, session: Session) -> list[SaidChunk]:
-        """What the conversation's prompt holds of the repository, by label."""
+    def chunks(self, session: Session, first: int = 1) -> list[SaidChunk]:
+        """The code that the turns from number `first` on brought in, by label."""
         with opened(self.path) as db:
             rows = db.execute(
                 "SELECT label, turn, path, start_line, end_line, scope, language, text FROM chunks"
-                " JOIN texts USING (hash) WHERE session_id = ? ORDER BY label",
-                (session.id,),
+                " JOIN texts USING (hash) WHERE session_id = ? AND turn >= ? ORDER BY label",
+                (session.id, first),
             ).fetchall()
         return [SaidChunk(*_plain(row)) for row in rows]
 
@@ -159,6 +159,31 @@ class SessionStore:
         """Sessions of all repositories that were last used before then."""
         with opened(self.path) as db:
             return _sessions(db, "WHERE s.used_at < ? ORDER BY s.used_at", (moment,))
+
+    def add_note(self, root: Path, text: str) -> Note:
+        place = os.fsencode(root)
+        with opened(self.path) as db, transaction(db):
+            rows = db.execute("SELECT coalesce(max(number), 0) + 1 FROM notes WHERE root = ?", (place,)).fetchall()
+            note = Note(int(_plain(rows[0])[0]), text, self._clock())
+            db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", (place, note.number, note.text, note.created_at))
+        return note
+
+    def notes(self, root: Path) -> list[Note]:
+        """Those of a repository, by number."""
+        with opened(self.path) as db:
+            rows = db.execute(
+                "SELECT number, text, created_at FROM notes WHERE root = ? ORDER BY number", (os.fsencode(root),)
+            ).fetchall()
+        return [Note(*_plain(row)) for row in rows]
+
+    def delete_note(self, root: Path, number: int) -> None:
+        """Delete for good. Raises `UsageError` where the repository has no such note."""
+        with opened(self.path) as db:
+            with transaction(db):
+                db.execute("DELETE FROM notes WHERE root = ? AND number = ?", (os.fsencode(root), number))
+                if not db.changes():
+                    raise UsageError(f"{root} has no note {number}", hint="kvd notes list")
+            overwrite_log(db)
 
 
 def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
 from kvd.worker.conversation import Conversation
 from kvd.worker.decoding import RESIDENTS
+from kvd.worker.fitting import fitted
 from kvd.worker.layout import body_of
 from kvd.worker.memory import Memory
 from kvd.worker.prompt import Piece, PromptBuilder, select
@@ -27,7 +28,7 @@ class Question:
     """`pieces` best first; `budget` and `max_tokens` in tokens; without `reuse` everything is computed.
 
     `vector` says what the question is about. `conversation` is what was said before, which the answer becomes part of;
-    None for a question that belongs to none.
+    None for a question that belongs to none. `pinned` stands ahead of what was said.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Question:
     reuse: bool = True
     vector: Vector | None = None
     conversation: Conversation | None = None
+    pinned: str = ""
 
 
 class Answerer:
@@ -69,7 +71,7 @@ class Answerer:
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
-        return Turn(self, question, listener).run()
+        return Turn(self, fitted(self, question, listener), listener).run()
 
     def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
@@ -90,6 +92,10 @@ class Answerer:
         if self.reuse is not None:
             with self.reuse.lock:
                 self.reuse.pager.pool.forget(block.address.key for block in conversation.blocks)
+
+    def memory_parts(self, pinned: str, summary: str) -> list[tuple[int, ...]]:
+        """What a conversation's prompt has ahead of its turns; neither takes more than an eighth of the context."""
+        return [part[: self.engine.longest // 8] for part in self.prompts.memory(pinned, summary)]
 
     def longest_answer(self, question: Question) -> int:
         """Tokens: an answer may take half of a small context, whatever the limit allows."""

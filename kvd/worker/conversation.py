@@ -7,8 +7,8 @@ text alone has to do: everything is tokenized and computed anew.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd.kv.pager import BlockAddress, Body
@@ -40,7 +40,12 @@ class TextTurn:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """`root` is what its first stored block continues. `items` stand one behind the other. `pending` are tokens of the
-    last answer that were not computed; `labels` is the highest one given, `turns` how many there have been."""
+    last answer that were not computed; `labels` is the highest one given, `turns` how many there have been.
+
+    `summary` tells what the turns said that are not among the items any more. `used` has for each label the last turn
+    that it was recalled for. Where something has left that stood before the last `blocks`, it is `cut`: what is stored
+    next begins a chain of its own, so that what has left can be deleted.
+    """
 
     root: bytes
     items: tuple[Item, ...] = ()
@@ -48,15 +53,24 @@ class Conversation:
     pending: tuple[int, ...] = ()
     labels: int = 0
     turns: int = 0
+    summary: str = ""
+    used: Mapping[int, int] = field(default_factory=dict)
+    cut: bool = False
 
     @property
     def length(self) -> int:
-        """Tokens behind the prefix."""
-        return sum(item.end - item.start for item in self.items)
+        """Tokens of the turns that stand in the prompt."""
+        return length_of(self.items)
+
+    @property
+    def held(self) -> set[int]:
+        """Labels of the code that stands in the prompt."""
+        return {label for item in self.items for label in item.labels}
 
     def to_state(self, model: str, kv: str) -> dict[str, Any]:
-        """`model` names what decides the tokens, `kv` what decides the stored blocks. `held` are the labels of the
-        chunks that the prompt holds: the one member that the daemon reads."""
+        """`model` names what decides the tokens, `kv` what decides the stored blocks. The daemon reads `held`, the
+        labels of the chunks that the prompt holds, and `first`, the first turn that it holds."""
+        held = self.held
         return {
             "model": model,
             "kv": kv,
@@ -65,12 +79,16 @@ class Conversation:
             "pending": self.pending,
             "labels": self.labels,
             "turns": self.turns,
-            "held": [label for item in self.items for label in item.labels],
+            "summary": self.summary,
+            "used": [[label, turn] for label, turn in self.used.items() if label in held],
+            "cut": self.cut,
+            "held": sorted(held),
+            "first": self.items[0].turn if self.items else self.turns + 1,
         }
 
 
-def from_state(state: dict[str, Any], root: bytes, start: int, model: str, kv: str) -> Conversation | None:
-    """The conversation whose first item stands at position `start`; None where its tokens are another model's.
+def from_state(state: dict[str, Any], root: bytes, model: str, kv: str) -> Conversation | None:
+    """The conversation, its first item at position 0; None where its tokens are another model's.
 
     Raises `KeyError`, `TypeError` or `ValueError` for what is no state.
     """
@@ -81,7 +99,7 @@ def from_state(state: dict[str, Any], root: bytes, start: int, model: str, kv: s
         items, blocks = [replace(item, at=-1) for item in items], []
     return Conversation(
         root,
-        placed_from(items, start),
+        placed_from(items, 0),
         tuple(
             SaidBlock(int(at), BlockAddress(bytes.fromhex(key), bytes.fromhex(parent), tuple(tokens)))
             for at, key, parent, tokens in blocks
@@ -89,20 +107,35 @@ def from_state(state: dict[str, Any], root: bytes, start: int, model: str, kv: s
         tuple(state["pending"]),
         int(state["labels"]),
         int(state["turns"]),
+        str(state["summary"]),
+        {int(label): int(turn) for label, turn in state["used"]},
+        bool(state["cut"]),
     )
 
 
-def from_text(turns: Sequence[TextTurn], root: bytes, prompts: PromptBuilder) -> Conversation:
-    """The conversation in the tokens of this model, nothing of it stored."""
+def from_text(turns: Sequence[TextTurn], first: int, root: bytes, prompts: PromptBuilder, summary: str) -> Conversation:
+    """The conversation in the tokens of this model, nothing of it stored; the first of its turns has the number
+    `first`, what was said before is in the `summary`."""
     items: list[Item] = []
-    for number, turn in enumerate(turns, 1):
-        tokens = prompts.opening(bool(turn.pieces)) if items else []
-        tokens += joined([prompts.header(piece.index, piece) for piece in turn.pieces], turn.pieces)
-        tokens += [*prompts.ending(turn.question), *prompts.body(turn.answer)]
-        recalled = sum(len(piece.body) for piece in turn.pieces)
-        items.append(Said(tuple(tokens), 0, number, recalled, tuple(piece.index for piece in turn.pieces)))
+    for number, turn in enumerate(turns, first):
+        if items:
+            items.append(Said(tuple(prompts.opening(bool(turn.pieces))), 0, number))
+        if turn.pieces:
+            items.append(code_of(turn.pieces, [piece.index for piece in turn.pieces], prompts, number))
+        items.append(Said((*prompts.ending(turn.question), *prompts.body(turn.answer)), 0, number))
     labels = max((piece.index for turn in turns for piece in turn.pieces), default=0)
-    return Conversation(root, placed_from(items, len(prompts.prefix)), labels=labels, turns=len(turns))
+    return Conversation(root, placed_from(items, 0), labels=labels, turns=first + len(turns) - 1, summary=summary)
+
+
+def code_of(pieces: Sequence[Piece], labels: Sequence[int], prompts: PromptBuilder, turn: int) -> Said:
+    """Code that is computed as one text."""
+    headers = [prompts.header(label, piece) for label, piece in zip(labels, pieces, strict=True)]
+    return Said(tuple(joined(headers, pieces)), 0, turn, sum(len(piece.body) for piece in pieces), tuple(labels))
+
+
+def length_of(items: Sequence[Item]) -> int:
+    """Tokens."""
+    return sum(item.end - item.start for item in items)
 
 
 def placed_from(items: Sequence[Item], start: int) -> tuple[Item, ...]:

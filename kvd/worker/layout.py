@@ -47,8 +47,8 @@ class Placed:
 
     @property
     def recalled(self) -> int:
-        """Tokens of code."""
-        return len(self.body.tokens)
+        """Tokens of code; what is ahead of the turns has no header and is none."""
+        return len(self.body.tokens) if self.header else 0
 
     @property
     def content(self) -> Hashable:
@@ -86,6 +86,7 @@ class Said:
 
 
 Item = Placed | Said
+"""Of a conversation, `turn` 0 is what stands ahead of its turns."""
 
 
 def runs_of(items: Sequence[Item]) -> list[tuple[Hashable, int]]:
@@ -110,6 +111,16 @@ def place(start: int, headers: Sequence[Sequence[int]], bodies: Sequence[Body], 
         placed.append(Placed(tuple(header), body, start, min(recompute, len(body.tokens))))
         start = placed[-1].end
     return placed
+
+
+def ahead(parts: Sequence[tuple[int, ...]], start: int, stored: bool) -> list[Item]:
+    """Texts one behind the other, ahead of all turns, from position `start` on; `stored` like bodies of chunks, so that
+    all conversations share their KV."""
+    items: list[Item] = []
+    for part in parts:
+        items.append(Placed((), Body((), part), start, 0) if stored else Said(part, start))
+        start = items[-1].end
+    return items
 
 
 def filled(placed: Sequence[Placed], stored: Sequence[Fetched]) -> list[Placed]:

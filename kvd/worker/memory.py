@@ -44,21 +44,39 @@ class _Fresh:
 
 
 def blocks_for(items: Sequence[Item], blocks: Sequence[SaidBlock]) -> list[SaidBlock]:
-    """The stored blocks from the first to the last that these items have tokens in."""
-    stored = [item for item in items if item.at >= 0]
-    if not stored:
-        return []
-    first, end = stored[0].at, stored[-1].at + len(stored[-1].fresh)
-    return [block for block in blocks if block.at < end and block.end > first]
+    """The stored blocks that these items have tokens in."""
+    needed = {number for item in items for number in _numbers(item)}
+    return [block for block in blocks if not needed.isdisjoint(range(block.at, block.end))]
 
 
 def loadable(items: Sequence[Item], blocks: Sequence[SaidBlock]) -> list[Item]:
-    """The items before the first of which not everything is in these blocks, which follow one upon the other."""
-    if not blocks:
-        return []
+    """The items before the first of which something is neither a chunk's body nor in these blocks."""
+    there = _rows(blocks)
     return list(
-        itertools.takewhile(lambda item: blocks[0].at <= item.at and item.at + len(item.fresh) <= blocks[-1].end, items)
+        itertools.takewhile(
+            lambda item: not item.fresh or (item.at >= 0 and all(number in there for number in _numbers(item))), items
+        )
     )
+
+
+def _numbers(item: Item) -> range:
+    """Those of an item's tokens in what is stored of the conversation."""
+    return range(item.at, item.at + len(item.fresh)) if item.at >= 0 else range(0)
+
+
+def _rows(blocks: Sequence[SaidBlock]) -> dict[int, int]:
+    """Where the tokens of these blocks are when one stands behind the other, by their numbers."""
+    numbers = itertools.chain.from_iterable(range(block.at, block.end) for block in blocks)
+    return {number: row for row, number in enumerate(numbers)}
+
+
+def _needed(blocks: Sequence[SaidBlock], items: Sequence[Item], root: bytes) -> tuple[list[SaidBlock], list[SaidBlock]]:
+    """The blocks from the first chain on in which these items have tokens, and those of the chains before."""
+    used = blocks_for(items, blocks)
+    start = blocks.index(used[0]) if used else len(blocks)
+    while start < len(blocks) and blocks[start].address.parent != root:
+        start -= 1
+    return list(blocks[start:]), list(blocks[:start])
 
 
 class Memory:
@@ -80,13 +98,13 @@ class Memory:
 
         `said` has `blocks`, `bodies` those of the chunks among the items.
         """
-        offset = sum(len(block.tokens) for block in said.blocks)
+        rows = _rows(blocks)
+        offset = len(rows)
         indices: list[int] = []
         positions: list[int] = []
         for item in items:
-            count = len(item.fresh)
-            indices += range(item.at - blocks[0].at, item.at - blocks[0].at + count)
-            positions += range(item.start, item.start + count)
+            indices += [rows[number] for number in _numbers(item)]
+            positions += range(item.start, item.start + len(item.fresh))
             if isinstance(item, Placed):
                 length = len(item.body.tokens)
                 indices += range(offset + item.recompute, offset + length)
@@ -104,32 +122,34 @@ class Memory:
     def keep(
         self, conversation: Conversation, items: Sequence[Item], slot: Slot
     ) -> tuple[Conversation, list[StoredBlock], list[bytes]]:
-        """The conversation that consists of `items`, which are in the live sequence, now.
+        """The conversation that consists of those of the `items` in the live sequence that belong to a turn.
 
-        With it come the blocks to be stored of what has not been, and the keys of stored ones that they replace. Where
-        the KV can't be kept, the conversation has none.
+        With it come the blocks to be stored of what has not been, and the keys of stored ones that are not needed any
+        more. Where the KV can't be kept, the conversation has none.
         """
-        blocks = [
-            block for block in conversation.blocks if block.end > min((i.at for i in items if i.at >= 0), default=0)
-        ]
-        numbered = _numbered(items, blocks[-1].end if blocks else 0)
+        said = [item for item in items if item.turn]
+        blocks, obsolete = _needed(conversation.blocks, said, conversation.root)
+        numbered = _numbered(said, blocks[-1].end if blocks else 0)
         fresh = [
             _Fresh(item.at + index, item.start + index, token)
             for item in numbered
             for index, token in enumerate(item.fresh)
         ]
-        replaced: list[bytes] = []
         if blocks and len(blocks[-1].address.tokens) < BLOCK_TOKENS and _all_there(blocks[-1], fresh):
             # What is in it has not been quantized.
-            replaced.append(blocks.pop().address.key)
+            obsolete.append(blocks.pop())
         start = blocks[-1].end if blocks else (fresh[0].number if fresh else 0)
-        parent = blocks[-1].address.key if blocks else conversation.root
+        parent = blocks[-1].address.key if blocks and not conversation.cut else conversation.root
+        unsaved = [token for token in fresh if token.number >= start]
+        context = [*(item for item in items if not item.turn), *numbered]
         try:
-            made, frames = self._seal([token for token in fresh if token.number >= start], parent, numbered, slot)
+            made, frames = self._seal(unsaved, parent, context, slot)
         except (BlockError, ModelError, StateFormatError):
-            unsaved = tuple(replace(item, at=-1) for item in items)
-            return replace(conversation, items=unsaved, blocks=()), [], [block.address.key for block in blocks]
-        return replace(conversation, items=tuple(numbered), blocks=(*blocks, *made)), frames, replaced
+            bare = tuple(replace(item, at=-1) for item in said)
+            keys = [block.address.key for block in conversation.blocks]
+            return replace(conversation, items=bare, blocks=(), cut=False), [], keys
+        after = replace(conversation, items=tuple(numbered), blocks=(*blocks, *made), cut=False)
+        return after, frames, [block.address.key for block in obsolete]
 
     def _seal(
         self, tokens: Sequence[_Fresh], parent: bytes, items: Sequence[Item], slot: Slot

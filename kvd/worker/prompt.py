@@ -49,6 +49,11 @@ class Square(Shape):
 """Ends the prefix. A body's KV is made behind it, and nearer to what it is behind other chunks where code precedes."""
 _MORE = "More code:"
 """Precedes the code of a further question."""
+_SUMMARY = "\n\nEarlier in this conversation: "
+SUMMARISE = (
+    "Sum up this conversation in at most 60 words: what was asked, what was found, and the names of the files and "
+    "functions that matter."
+)
 HEADER_TOKENS = 96
 _LONGEST_NAMES = (120, 60, 30, 15)
 """Characters of a path's end and a scope's start; the next shorter where a header gets too many tokens."""
@@ -58,7 +63,7 @@ _LONGEST_NAMES = (120, 60, 30, 15)
 class Piece:
     """A chunk as the engine sees it. `index` is its place in the request (best first), `vector` what it is about.
 
-    `present`: the conversation has it already.
+    `present` is the label under which the conversation has it already, or 0.
     """
 
     index: int
@@ -68,7 +73,7 @@ class Piece:
     scope: str
     body: tuple[int, ...]
     vector: Vector | None = field(default=None, repr=False, compare=False)
-    present: bool = False
+    present: int = 0
 
 
 class PromptBuilder:
@@ -120,6 +125,12 @@ class PromptBuilder:
             raise ModelError("this model's chat template has no conversations", hint="kvd setup --list")
         between = self._engine.tokenize(self._between, special=True)
         return between + (self._engine.tokenize(_MORE) if code else [])
+
+    def memory(self, pinned: str, summary: str) -> list[tuple[int, ...]]:
+        """What a conversation's prompt has ahead of its turns: what is pinned, and what became of earlier turns."""
+        parts = [f"\n\n{pinned}"] if pinned else []
+        parts += [_SUMMARY + summary] if summary else []
+        return [self.body(part) for part in parts]
 
     def ending(self, question: str) -> list[int]:
         asked = self._engine.tokenize(f"\n\nQuestion: {question.strip()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import takewhile
 
 from kvd.worker.answerer import Answerer, Question
@@ -26,22 +27,26 @@ def question_from(params: Message, answerer: Answerer, interrupted: Callable[[],
         bool(params["reuse"]),
         decode_vector(params["vector"]),
         conversation_from(params["conversation"], answerer) if params.get("conversation") else None,
+        str(params.get("pinned", "")),
     )
 
 
 def conversation_from(data: Message, answerer: Answerer) -> Conversation:
-    """A conversation as the daemon has it; where its state is none, or another model's, from the text of its turns."""
+    """A conversation as the daemon has it; where its state is none, or another model's, from the text of the turns that
+    the prompt held."""
     prompts, root = answerer.prompts, bytes.fromhex(data["root"])
     if data["state"]:
         kv = answerer.reuse.pager.fingerprint.hex() if answerer.reuse else ""
-        known = from_state(data["state"], root, len(prompts.prefix), answerer.model, kv)
+        known = from_state(data["state"], root, answerer.model, kv)
         if known is not None:
             return known
     turns = [
         TextTurn(str(turn["question"]), str(turn["answer"]), [_said_piece(chunk, prompts) for chunk in turn["chunks"]])
         for turn in data["turns"]
     ]
-    return from_text(turns, root, prompts)
+    state = data["state"] or {"first": 1, "summary": "", "labels": 0}
+    conversation = from_text(turns, int(state["first"]), root, prompts, str(state["summary"]))
+    return replace(conversation, labels=max(conversation.labels, int(state["labels"])))
 
 
 def _said_piece(chunk: Message, prompts: PromptBuilder) -> Piece:
@@ -66,7 +71,7 @@ def _pieces(params: Message, prompts: PromptBuilder, interrupted: Callable[[], b
             str(chunk["scope"]),
             prompts.body(str(chunk["text"])),
             decode_vector(chunk["vector"]),
-            bool(chunk.get("present")),
+            int(chunk.get("present", 0)),
         )
         for index, chunk in enumerate(takewhile(lambda _: not interrupted(), params["chunks"]))
     ]

@@ -118,8 +118,9 @@ class ResidentPrompts:
         self._slots.insert(0, live.slot)
 
     def forget(self, contents: Sequence[Hashable]) -> None:
-        """A prompt of just these contents does not stay any longer."""
-        for resident in [item for item in self._kept if [run.content for run in item.runs] == list(contents)]:
+        """Prompts that end with these contents do not stay any longer."""
+        last = len(contents)
+        for resident in [item for item in self._kept if [run.content for run in item.runs[-last:]] == list(contents)]:
             self._drop(resident)
 
     def clear(self) -> None:

@@ -51,6 +51,8 @@ class Tally:
             self._tokens["fresh"] += len(item.header)
 
     def _stored(self, item: Placed, stored: Fetched, **more: int) -> None:
+        if not item.recalled:
+            return
         tiers = {"reused_hot": "hot", "reused_cold": "cold", "prefilled": "new"}
         found = {kind: stored.count(tier, item.recompute) for kind, tier in tiers.items()}
         self._code(item, **{kind: found.get(kind, 0) + more.get(kind, 0) for kind in (*found, *more)})

@@ -15,11 +15,11 @@ from kvd.kv.spans import Spans
 from kvd.types import Progress
 from kvd.worker.batcher import nothing
 from kvd.worker.bringing import Bringing, Listener
-from kvd.worker.conversation import Conversation
+from kvd.worker.conversation import Conversation, code_of, length_of, placed_from
 from kvd.worker.decoding import PREFIX, Answering
-from kvd.worker.layout import Item, Placed, Said, as_said, body_of, filled, place, runs_of
+from kvd.worker.layout import Item, Placed, Said, ahead, as_said, body_of, filled, place, runs_of
 from kvd.worker.memory import blocks_for, loadable
-from kvd.worker.prompt import Piece, joined, select
+from kvd.worker.prompt import Piece, select
 from kvd.worker.resident import LivePrompt
 from kvd.worker.reuse import Reuse
 from kvd.worker.tally import Tally
@@ -40,12 +40,14 @@ class Turn:
     """A question that belongs to no conversation is one without earlier turns, and leaves no other cells than its
     chunks'."""
 
-    def __init__(self, answerer: Answerer, question: Question, listener: Listener) -> None:
+    def __init__(self, answerer: Answerer, question: Question, listener: Listener, remember: bool = True) -> None:
         self._answerer, self._engine, self._prompts = answerer, answerer.engine, answerer.prompts
         self._batcher, self._admission = answerer.batcher, answerer.admission
         self._reuse = answerer.reuse if question.reuse else None
         self._question, self._listener = question, listener
         self._said = question.conversation or Conversation(b"")
+        self._ahead = answerer.memory_parts(question.pinned, self._said.summary)
+        self._remembers = remember and question.conversation is not None
         self._max_tokens = answerer.longest_answer(question)
         self._start = perf_counter()
         self._ttft_ms = 0.0
@@ -59,14 +61,11 @@ class Turn:
     def run(self) -> dict[str, Any]:
         ending = self._prompts.ending(self._question.text)
         pieces = self._select(len(ending))
-        first = self._said.labels + 1
-        headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, first)]
         # What the prompt takes besides the chunks.
         self._rest = len(ending) + self._max_tokens
         try:
-            items = self._prepare(self._earlier(bool(pieces)), pieces, headers)
-            position = items[-1].end if items else len(self._prompts.prefix)
-            answering = self._decode(ending, position)
+            items = self._prepare(pieces)
+            answering = self._decode(ending, self._start_behind(items))
             remembered = self._remember(items, ending, answering)
         except BaseException:
             self._stays = []
@@ -89,20 +88,27 @@ class Turn:
             **remembered,
         }
 
-    def _earlier(self, code: bool) -> list[Item]:
-        """What stands in the prompt before this turn, and what leads from there to it."""
+    def _earlier(self, code: bool, stored: bool) -> list[Item]:
+        """What stands in the prompt before this turn, and what leads from there to it. `stored`: as `ahead` has it."""
         said = self._said
-        if not said.items:
-            return []
-        opening = (*said.pending, *self._prompts.opening(code))
-        return [*said.items, Said(opening, said.items[-1].end, said.turns + 1)]
+        items = ahead(self._ahead, len(self._prompts.prefix), stored)
+        if said.items:
+            opening = Said((*said.pending, *self._prompts.opening(code)), 0, said.turns + 1)
+            items += placed_from([*said.items, opening], self._start_behind(items))
+        return items
+
+    def _start_behind(self, items: Sequence[Item]) -> int:
+        return items[-1].end if items else len(self._prompts.prefix)
 
     def _select(self, ending: int) -> list[Piece]:
-        earlier = self._said.length
-        more = len(self._said.pending) + len(self._prompts.opening(True)) if earlier else 0
-        room = self._answerer.room(self._question, ending) - earlier - more
+        earlier = length_of(self._earlier(True, False))
+        room = self._answerer.room(self._question, ending) - earlier
         if room < 0:
-            raise self._too_long(ending, earlier + more)
+            raise UsageError(
+                f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
+                f"fit the model's context of {self._engine.longest}",
+                hint="ask a shorter question, or give a smaller --max-tokens",
+            )
         pieces = select(self._question.pieces, self._question.budget, room)
         if self._question.pieces and not pieces and not earlier:
             smallest = min(len(piece.body) for piece in self._question.pieces)
@@ -116,25 +122,14 @@ class Turn:
             self._listener.progress(Progress("notice", message=full))
         return pieces
 
-    def _too_long(self, ending: int, earlier: int) -> UsageError:
-        if earlier:
-            return UsageError(
-                f"the conversation has {earlier} tokens: with this question of {ending} and an answer of up to "
-                f"{self._max_tokens} it does not fit the model's context of {self._engine.longest} any more",
-                hint="kvd chat begins another one; a larger n_ctx or a smaller --max-tokens leaves more room",
-            )
-        return UsageError(
-            f"the question has {ending} tokens; with an answer of up to {self._max_tokens} it does not "
-            f"fit the model's context of {self._engine.longest}",
-            hint="ask a shorter question, or give a smaller --max-tokens",
-        )
-
-    def _prepare(self, earlier: list[Item], pieces: Sequence[Piece], headers: Sequence[Sequence[int]]) -> list[Item]:
+    def _prepare(self, pieces: Sequence[Piece]) -> list[Item]:
         """Put what was said and the chunks into the live sequence; all that stands there behind the prefix."""
-        start = earlier[-1].end if earlier else len(self._prompts.prefix)
+        earlier = self._earlier(bool(pieces), self._reuse is not None)
+        start = self._start_behind(earlier)
         turn, first = self._said.turns + 1, self._said.labels + 1
         if self._reuse is not None and (earlier or pieces):
             bodies = [body_of(piece, self._prompts) for piece in pieces]
+            headers = [self._prompts.header(label, piece) for label, piece in enumerate(pieces, first)]
             placed = [
                 replace(item, turn=turn, labels=(label,))
                 for label, item in enumerate(place(start, headers, bodies, self._answerer.recompute), first)
@@ -143,10 +138,11 @@ class Turn:
                 return self._place(self._reuse, earlier, placed)
             except (PoolFullError, _RefusedError):
                 self._leave()
-        tokens = tuple(joined(headers, pieces))
-        labels = tuple(range(first, first + len(pieces)))
-        code = Said(tokens, start, turn, sum(len(piece.body) for piece in pieces), labels)
-        return self._compute_all([*earlier, code] if tokens else earlier)
+        items = self._earlier(bool(pieces), False)
+        if pieces:
+            code = code_of(pieces, range(first, first + len(pieces)), self._prompts, turn)
+            items.append(replace(code, start=start))
+        return self._compute_all(items)
 
     def _enter(self, runs: Sequence[tuple[Hashable, int]], rest: int, together: int | None = None) -> LivePrompt:
         with self._spans.measure("wait"):
@@ -261,20 +257,26 @@ class Turn:
     def _remember(self, items: list[Item], ending: Sequence[int], answering: Answering) -> dict[str, Any]:
         """What the conversation has come to, as a member of the result; its cells stay, and what is not stored of it
         goes to the store."""
-        if self._question.conversation is None:
+        if not self._remembers:
+            self._stays = self._stays if self._question.conversation is None else []
             return {}
         assert self._live is not None
         answerer, said = self._answerer, self._said
         computed = len(answering.said) - (answering.finish == "length")
-        start = items[-1].end if items else len(self._prompts.prefix)
+        start = self._start_behind(items)
         last = Said((*ending, *answering.said[:computed]), start, said.turns + 1)
         items = [*items, last]
         if answerer.prefix_reuse:
             self._stays = [*self._stays, *runs_of([last])]
         labels = max((label for item in items for label in item.labels), default=0)
-        pending = tuple(answering.said[computed:])
+        turn = said.turns + 1
         after = replace(
-            said, items=tuple(items), pending=pending, labels=max(said.labels, labels), turns=said.turns + 1
+            said,
+            items=tuple(item for item in items if item.turn),
+            pending=tuple(answering.said[computed:]),
+            labels=max(said.labels, labels),
+            turns=turn,
+            used={**said.used, **{piece.present: turn for piece in self._question.pieces if piece.present}},
         )
         replaced: list[bytes] = []
         if answerer.memory is not None:

@@ -62,13 +62,40 @@ def test_a_chat_of_piped_lines(kvd: Kvd, repository: Path, fake_daemon: FakeDaem
     assert "0 before" in done.stdout
     assert "1 before" in done.stdout
     assert done.stdout.count("src/session.py:1-12") >= 3
-    assert "/forget" in done.stdout
+    assert "/delete" in done.stdout
     more = talk(kvd, repository, "history of that", arguments=("--continue",))
     assert "2 before" in more.stdout
-    forgotten = talk(kvd, repository, "/forget", "n", "/forget", "y", "not asked", arguments=("--continue",))
+    forgotten = talk(kvd, repository, "/delete", "n", "/delete", "y", "not asked", arguments=("--continue",))
     assert forgotten.stdout.endswith("y/n\ndeleted\n")
     assert kvd.ok("sessions", "list", cwd=repository).startswith("no sessions")
     assert talk(kvd, repository, arguments=("--continue",)).returncode == 2
+
+
+def test_notes(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon, isolated_home: Path) -> None:
+    assert kvd.ok("notes", "list", cwd=repository) == "no notes yet\n"
+    assert kvd.ok("notes", "add", "sessions last\nan hour", cwd=repository) == "1  sessions last an hour\n"
+    done = talk(
+        kvd, repository, "/pin we use tabs", "history of sessions that expire", "/forget 1", "/memory", "/forget"
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "2  we use tabs"
+    at = said.index("note 1 is deleted")
+    assert said[at + 1] == "2  we use tabs"
+    assert said[at + 2].endswith(": 1 turn, 30 tokens")
+    assert "/pin TEXT" in said[at + 4]
+    (note,) = kvd.json("notes", "list", cwd=repository)["notes"]
+    assert (note["number"], note["text"]) == (2, "we use tabs")
+    other = isolated_home / "other"
+    other.mkdir()
+    (other / "a.py").write_text("pass\n")
+    assert kvd.ok("notes", "list", cwd=other) == "no notes yet\n"
+    gone = kvd.run("notes", "delete", "1", cwd=repository)
+    assert (gone.returncode, gone.stderr.splitlines()[1]) == (2, "hint: kvd notes list")
+    assert kvd.ok("notes", "delete", "2", cwd=repository) == "note 2 is deleted\n"
+    assert kvd.run("notes", "add", "x" * 1001, cwd=repository).returncode == 2
+    bad = talk(kvd, repository, "/pin", "/forget 9")
+    assert (bad.returncode, bad.stderr.count("kvd: ")) == (2, 2)
 
 
 def test_a_failed_question_is_not_the_end_of_a_chat(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:

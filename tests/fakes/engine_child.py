@@ -102,19 +102,25 @@ def answer(number: int, text: str, params: Message) -> None:
     order[:2] = order[1::-1] if len(order) > 1 else order
     result = {"answer": text, "finish": "stop", "chunks": order, "tokens": TOKENS, "timings_ms": {"load": 1.5}}
     if "conversation" in params:
-        result["conversation"] = converse(params["conversation"], len(order))
+        result["conversation"] = converse(params["conversation"], len(order), params["question"].startswith("full "))
     send({"id": number, "result": result})
 
 
-def converse(conversation: Message, chunks: int) -> Message:
-    """A turn has one block, which takes the place of that of the turn before. Its key says whose it is, and when."""
-    state = conversation["state"] or {"held": [], "blocks": [], "turns": 0}
+def converse(conversation: Message, chunks: int, full: bool) -> Message:
+    """A turn has one block, which takes the place of that of the turn before. Its key says whose it is, and when.
+    Where the context is `full` all that was there before leaves it."""
+    state = conversation["state"] or {"held": [], "blocks": [], "turns": 0, "labels": 0, "first": 1, "summary": ""}
     turns, replaced = state["turns"] + 1, [block[1] for block in state["blocks"]]
     key = f"{turns:02x}" * 32
     entry = {"key": key, "parent": conversation["root"], "fingerprint": "ff", "tokens": 2, "seconds": 0.1, "size": 4}
     send({"event": "blocks", "data": {"blocks": [entry]}}, b"said")
-    held = [*state["held"], *range(len(state["held"]) + 1, len(state["held"]) + chunks + 1)]
-    state = {"held": held, "blocks": [[0, key, conversation["root"], [1, 2]]], "turns": turns}
+    labels = state["labels"] + chunks
+    held = [*([] if full else state["held"]), *range(state["labels"] + 1, labels + 1)]
+    left = (
+        {"first": turns, "summary": "what was said"} if full else {"first": state["first"], "summary": state["summary"]}
+    )
+    blocks = [[0, key, conversation["root"], [1, 2]]]
+    state = {"held": held, "blocks": blocks, "turns": turns, "labels": labels, **left}
     return {"state": state, "replaced": replaced, "tokens": 30 * turns, "resident": 5, "loaded": 0, "computed": 1}
 
 
@@ -167,6 +173,7 @@ def ask(number: int, params: Message) -> None:
         send({"id": number, "error": {"code": "model", "message": "no room", "hint": "kvd setup"}})
         return
     text = rest if verb == "say" else history(params) if verb == "history" else "It is in [1]."
+    text = params["pinned"] if verb == "pinned" else text
     if verb == "vectors":
         text = " ".join(f"{norm(decode_vector(item['vector'])):.2f}" for item in (params, *params["chunks"]))
     if verb in ("count", "pour"):

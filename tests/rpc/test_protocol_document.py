@@ -27,6 +27,9 @@ METHODS = {
     "session/fork": params.SessionForkParams,
     "session/close": params.SessionParams,
     "session/delete": params.SessionParams,
+    "note/add": params.NoteAddParams,
+    "note/list": params.NoteListParams,
+    "note/delete": params.NoteDeleteParams,
     "gc": params.GcParams,
     "shutdown": params.ShutdownParams,
 }

@@ -76,6 +76,36 @@ def test_labels_go_on_and_cite_what_is_in_the_prompt(repository: Path, fake_mode
     run(body)
 
 
+def test_what_has_left_the_prompt_is_not_sent_again(repository: Path, fake_model: Path) -> None:
+    async def body(service: Service, values: Values) -> None:
+        for _ in range(3):
+            await ask(service, repository, "say something of sessions that expire")
+        await ask(service, repository, "full of sessions that expire")
+        # The code that came with the first turn has left, that turn number 4 brought in is there.
+        told = await ask(service, repository, "history of sessions that expire")
+        count = len(told["sources"])
+        assert told["answer"] == f"1 before, {count} new, 0 present"
+        again = await ask(service, repository, "history of sessions that expire")
+        assert again["answer"] == f"2 before, 0 new, {count} present"
+        shown = await service.conversations.show(repository, "talk")
+        assert (len(shown["turns"]), shown["first_turn"], shown["summary"]) == (6, 4, "what was said")
+
+    run(body)
+
+
+def test_folders_and_notes_are_ahead_of_every_conversation(repository: Path, fake_model: Path) -> None:
+    async def body(service: Service, values: Values) -> None:
+        told = (await ask(service, repository, "pinned for sessions that expire"))["answer"]
+        assert told.startswith("Folders of this repository: ")
+        assert "src (" in told
+        assert "Notes" not in told
+        await service.conversations.add_note(repository, "ids are never used again")
+        told = (await ask(service, repository, "pinned for sessions that expire", "other"))["answer"]
+        assert told.splitlines()[1:] == ["Notes of the user:", "1. ids are never used again"]
+
+    run(body)
+
+
 def test_a_changed_file_is_new_to_the_conversation(repository: Path, fake_model: Path) -> None:
     async def body(service: Service, values: Values) -> None:
         await ask(service, repository, "history of sessions that expire")

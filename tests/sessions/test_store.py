@@ -10,6 +10,7 @@ import apsw
 import pytest
 
 from kvd.errors import StoreError, UsageError
+from kvd.sessions import database
 from kvd.sessions.records import SaidChunk, Session, Turn
 from kvd.sessions.store import SessionStore
 
@@ -148,6 +149,31 @@ def test_a_damaged_or_newer_file_is_left_alone(store: SessionStore) -> None:
     with pytest.raises(StoreError, match="can't be read"):
         store.all_of(ROOT)
     assert store.path.read_bytes() == before
+
+
+def test_notes_are_of_one_repository_and_deleted_for_good(store: SessionStore) -> None:
+    first, second = store.add_note(ROOT, "sessions last an hour"), store.add_note(ROOT, "use tabs")
+    theirs = store.add_note(OTHER, "use blanks")
+    assert store.notes(ROOT) == [first, second]
+    assert (store.notes(OTHER), theirs.number) == ([theirs], 1)
+    store.delete_note(ROOT, 1)
+    assert store.notes(ROOT) == [second]
+    assert b"last an hour" not in contents(store)
+    with pytest.raises(UsageError, match="no note 1"):
+        store.delete_note(ROOT, 1)
+    assert store.add_note(ROOT, "third").number == 3
+
+
+def test_an_older_file_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "SCHEMA_VERSION", 1)
+    monkeypatch.setattr(database, "_MIGRATIONS", database._MIGRATIONS[:1])
+    store = SessionStore(tmp_path / "sessions.db", Clock())
+    session = store.create(ROOT, "login")
+    say(store, session, 1, "who?")
+    monkeypatch.undo()
+    assert store.notes(ROOT) == []
+    assert [turn.question for turn in store.turns(session)] == ["who?"]
+    assert store.add_note(ROOT, "new").number == 1
 
 
 def test_paths_that_are_not_utf8(store: SessionStore) -> None:

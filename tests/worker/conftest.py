@@ -157,14 +157,14 @@ class Rigs:
     def __init__(self, engine: LlamaEngine, prompts: PromptBuilder, movable: Movable, path: Path) -> None:
         self.engine, self.prompts, self.movable, self.path = engine, prompts, movable, path
 
-    def __call__(self, recompute: int = 0, pool_bytes: int = 0, residents: int = 0) -> Rig:
+    def __call__(self, recompute: int = 0, pool_bytes: int = 0, residents: int = 0, reuse: bool = True) -> Rig:
         shape = self.movable.shape
         pool = HotPool(shape, pool_bytes or pool_bytes_for(shape, N_CTX, 0))
         store = BlockStore(self.path)
         pager = Pager(pool, store, shape, fingerprint("model", self.movable, self.prompts))
-        reuse = Reuse(self.engine, self.prompts, self.movable, pager)
+        bodies = Reuse(self.engine, self.prompts, self.movable, pager) if reuse else None
         with_prefix_alone(self.engine, self.prompts)
-        return Rig(Answerer(self.engine, self.prompts, reuse, recompute, residents=residents), pager, pool, store)
+        return Rig(Answerer(self.engine, self.prompts, bodies, recompute, residents=residents), pager, pool, store)
 
 
 @pytest.fixture

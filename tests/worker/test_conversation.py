@@ -29,16 +29,20 @@ class Talk:
     """One conversation, its state taken through JSON after each turn as the daemon does."""
 
     def __init__(
-        self, rig: Rig, state: dict[str, Any] | None = None, turns: list[dict[str, Any]] | None = None
+        self,
+        rig: Rig,
+        state: dict[str, Any] | None = None,
+        turns: list[dict[str, Any]] | None = None,
+        pinned: str = "",
     ) -> None:
-        self.rig, self.state, self.turns = rig, state, turns or []
+        self.rig, self.state, self.turns, self.pinned = rig, state, turns or [], pinned
 
     def conversation(self) -> Conversation:
         data = {"root": ROOT.hex(), "state": self.state, "turns": self.turns}
         return conversation_from(json.loads(json.dumps(data)), self.rig.answerer)
 
     def question(self, text: str, pieces: list[Piece], max_tokens: int = 8, reuse: bool = True) -> Question:
-        return Question(text, pieces, 600, max_tokens, reuse, conversation=self.conversation())
+        return Question(text, pieces, 600, max_tokens, reuse, conversation=self.conversation(), pinned=self.pinned)
 
     def say(self, text: str, *paths: str, max_tokens: int = 8, reuse: bool = True) -> dict[str, Any]:
         pieces = self.rig.pieces(*paths) if paths else []
@@ -49,9 +53,13 @@ class Talk:
         self.turns.append({"question": text, "answer": result["answer"], "chunks": []})
         return result
 
+    def state_of(self) -> dict[str, Any]:
+        assert self.state is not None
+        return self.state
+
     def elsewhere(self, rig: Rig) -> Talk:
         """The same conversation, to go on in another engine."""
-        return Talk(rig, self.state, list(self.turns))
+        return Talk(rig, self.state, list(self.turns), self.pinned)
 
     def course(self, text: str, forced: Course | None = None, *paths: str, reuse: bool = True) -> Course:
         """The answer's logits, and nothing remembered of it."""
@@ -208,7 +216,7 @@ def test_code_that_is_there_is_not_added_again(rigs: Rigs) -> None:
     talk = Talk(rig)
     talk.say(FIRST, SESSION)
     session, auth = rig.pieces(SESSION, AUTH)
-    question = talk.question(SECOND, [dataclasses.replace(session, present=True), auth])
+    question = talk.question(SECOND, [dataclasses.replace(session, present=1), auth])
     result = rig.answerer.answer(question, rig.listener())
     assert result["chunks"] == [1]
     tight = dataclasses.replace(question, budget=len(session.body) + len(auth.body) - 1)
@@ -244,5 +252,5 @@ def test_where_the_context_is_nearly_full_the_conversation_goes_on_without_more_
 def test_a_conversation_that_does_not_fit_is_said_in_one_line(rigs: Rigs) -> None:
     talk = Talk(rigs(residents=8))
     talk.say(FIRST, SESSION)
-    with pytest.raises(UsageError, match="the conversation has"):
-        talk.say("why " * 700)
+    with pytest.raises(UsageError, match="the question has"):
+        talk.say("why " * 1000)
