@@ -17,7 +17,7 @@ from urllib.parse import quote
 import apsw
 
 from kvd.errors import StoreError
-from kvd.recall.faults import DAMAGE, locked_error, why
+from kvd.recall.faults import DAMAGE, MET_DAMAGE, NOTED, locked_error, why
 from kvd.recall.words import WORDS_VERSION
 from kvd.regular import check_database
 from kvd.sqlite import transaction
@@ -93,6 +93,8 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
         check_database(path)
         if path.exists():
             try:
+                if path.with_suffix(NOTED).exists():
+                    raise DamagedIndexError("damaged file")
                 db = _open(path)
                 reason = _foreign(db, root, wanted)
                 if not reason:
@@ -100,7 +102,7 @@ def open_for_writing(path: Path, root: Path, fingerprint: str) -> tuple[apsw.Con
                 db.close()
             except DamagedIndexError as error:
                 reason = str(error)
-            remove(path)
+        remove(path)
         return _create(path, root, wanted), reason
     except apsw.BusyError as error:
         raise locked_error(path, root) from error
@@ -139,9 +141,10 @@ def _open_existing(path: Path, root: Path, connect: Callable[[Path], apsw.Connec
 
 
 def remove(path: Path) -> None:
-    """Delete an index with what SQLite keeps beside it."""
+    """Delete an index with what SQLite keeps beside it, and last the note that it is damaged."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.with_suffix(NOTED).unlink(missing_ok=True)
 
 
 def rows(db: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -212,7 +215,7 @@ def _open(path: Path, thorough: bool = True, alone: bool = False) -> apsw.Connec
         _check_version(db, path)
         if thorough:
             _check_content(db, path)
-    except (*DAMAGE, apsw.SQLError) as error:
+    except MET_DAMAGE as error:
         db.close()
         raise DamagedIndexError(f"damaged file: {error}") from error
     except BaseException:

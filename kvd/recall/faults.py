@@ -4,38 +4,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
 
 from kvd.errors import BusyError, StoreError
 
-DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
+DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, UnicodeDecodeError)
 """The file's content is broken."""
+
+MET_DAMAGE = (*DAMAGE, apsw.SQLError)
+"""What reading tables may meet: a missing one, and vec0 finding its own inconsistent, come as a plain SQL error."""
+
+NOTED = ".damaged"
+"""Suffix of the empty file that has the next update make an index anew."""
 
 _LOCKS = Path("/proc/locks")
 _LITTLE = 256 << 10
 """Bytes: less is no room for what SQLite has beside a file."""
 
 
+class DamageError(StoreError):
+    """The index turned out to be damaged; the next update makes it anew."""
+
+
 @contextmanager
 def damage_noticed(path: Path, root: Path) -> Iterator[None]:
-    """Turn what SQLite says of a damaged file into a `StoreError` that names the way out, a lock into `BusyError`."""
+    """Turn what SQLite says of a damaged file into a `DamageError` that names the way out, a lock into `BusyError`.
+
+    Damage is noted beside the file: to open it again, which an update does, need not show it.
+    """
     try:
         yield
     except apsw.BusyError as error:
         raise locked_error(path, root) from error
-    except DAMAGE as error:
-        raise StoreError(f"the index of {root} is damaged: {error}", hint=f"kvd index {root}") from error
-    except (apsw.SQLError, apsw.IOError, apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
+    except MET_DAMAGE as error:
+        with suppress(OSError):
+            path.with_suffix(NOTED).touch(mode=0o600)
+        raise DamageError(f"the index of {root} is damaged: {error}", hint=f"kvd index {root}") from error
+    except (apsw.IOError, apsw.FullError, apsw.CantOpenError, apsw.ReadOnlyError) as error:
         raise StoreError(f"the index of {root} failed: {why(error, path)}", hint=f"kvd index {root}") from error
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether the error means that the file's content is broken."""
-    # A missing table, and vec0 finding its own tables inconsistent, come as a plain SQL error.
-    return isinstance(error, (*DAMAGE, apsw.SQLError))
 
 
 def why(error: apsw.Error | OSError, path: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import apsw
 
+from kvd.recall.faults import DAMAGE, MET_DAMAGE
 from kvd.regular import check_database
 from kvd.sqlite import close, transaction
 
@@ -77,10 +78,11 @@ class VectorCache:
             if stale:
                 with transaction(db):
                     db.executemany("UPDATE vectors SET day = ? WHERE key = ?", stale)
-        except apsw.Error as error:
+        except (apsw.Error, *DAMAGE) as error:
             self._give_up(error)
             return {}
-        return {bytes(key): bytes(vector) for key, vector, _ in found}
+        # In a damaged file anything may stand in a column.
+        return {bytes(key): vector for key, vector, _ in found if isinstance(vector, bytes)}
 
     def put(self, vectors: Mapping[bytes, bytes]) -> None:
         """Keep these; what was unused for longest leaves where the cap would be passed."""
@@ -125,7 +127,7 @@ class VectorCache:
         if self._db is not None:
             self._db.close()
             self._db = None
-        if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
+        if isinstance(error, MET_DAMAGE):
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
 

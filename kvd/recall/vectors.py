@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import apsw
 
 from kvd.recall import database
 from kvd.recall.embed import Embedder, embedded_text, label
-from kvd.recall.index import as_int8
+from kvd.recall.index import VECTOR_SCALE, as_int8
 from kvd.recall.vector_cache import VectorCache, vector_key
 from kvd.sqlite import transaction
 
@@ -47,9 +47,7 @@ def fill_vectors(
         started = time.monotonic()
         texts = {number: embedded_text(path, scope, text) for number, path, scope, text in rows}
         keys = {number: vector_key(name, text) for number, text in texts.items()}
-        kept = cache.get(set(keys.values()))
-        # One byte a number. What is damaged is made again.
-        vectors = {key: vector for key, vector in kept.items() if len(vector) == embedder.dimension}
+        vectors = _sound(cache.get(set(keys.values())), embedder.dimension)
         missing = {keys[number]: text for number, text in texts.items() if keys[number] not in vectors}
         if missing and compute:
             made = as_int8(embedder.embed_documents(list(missing.values())))
@@ -60,6 +58,20 @@ def fill_vectors(
             _add(db, name, {number: vectors[key] for number, key in keys.items() if key in vectors})
         last = int(rows[-1][0])
         size = _next_size(size, time.monotonic() - started)
+
+
+def _sound(kept: Mapping[bytes, bytes], dimension: int) -> dict[bytes, bytes]:
+    """Without what is damaged, which is made again: what `as_int8` makes has a length that only rounding changes.
+
+    A vector of length 0 is made again too.
+    """
+    import numpy as np
+
+    whole = {key: vector for key, vector in kept.items() if len(vector) == dimension}
+    rows = np.frombuffer(b"".join(whole.values()), np.int8).reshape(len(whole), dimension)
+    off = np.abs(np.linalg.norm(rows.astype(np.float32), axis=1) - VECTOR_SCALE)
+    sound = off <= 0.5 * dimension**0.5
+    return {key: vector for (key, vector), right in zip(whole.items(), sound, strict=True) if right}
 
 
 def _add(db: apsw.Connection, name: str, vectors: dict[int, bytes]) -> None:

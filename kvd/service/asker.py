@@ -114,12 +114,18 @@ class Asker:
                 return await self._ask(root, question, settings, emit, talk)
 
     async def _recall(
-        self, root: Path, question: Question, wanted: int, talk: Talk | None, tell: Callable[[str], None]
+        self,
+        root: Path,
+        question: Question,
+        wanted: int,
+        talk: Talk | None,
+        tell: Callable[[str], None],
+        mend: Callable[[], Awaitable[None]],
     ) -> list[Hit]:
-        hits = await self._repositories.search(root, question.text, wanted, question.only, tell)
+        hits = await self._repositories.search(root, question.text, wanted, question.only, tell, mend)
         if talk is None or not talk.turns:
             return hits
-        before = await self._repositories.search(root, talk.turns[-1].question, wanted, question.only)
+        before = await self._repositories.search(root, talk.turns[-1].question, wanted, question.only, mend=mend)
         return blended(hits, before)[:wanted]
 
     async def _ask(
@@ -127,9 +133,13 @@ class Asker:
     ) -> dict[str, Any]:
         settings = _applied(question, settings)
         notices = Notices(emit)
-        notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
+
+        async def update() -> None:
+            notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
+
+        await update()
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
-        hits = await self._recall(root, question, wanted, talk, notices.add)
+        hits = await self._recall(root, question, wanted, talk, notices.add, update)
         clock = _Clock(question.received)
         if not hits and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})

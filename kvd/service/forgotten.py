@@ -11,12 +11,13 @@ from pathlib import Path
 from kvd import paths
 from kvd.errors import KvdError
 from kvd.recall import database
+from kvd.recall.faults import NOTED
 from kvd.recall.index import only_writer
 from kvd.service.recent import used_root
 
 _log = logging.getLogger(__name__)
 
-_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".used", ".lock")
+_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".used", ".lock", NOTED)
 
 
 def remove_forgotten() -> dict[str, int]:

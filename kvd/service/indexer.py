@@ -83,13 +83,13 @@ def update_index(
             return run.run()
         except apsw.BusyError as error:
             raise faults.locked_error(run.file, run.root) from error
-        except apsw.Error as error:
-            if not faults.is_damage(error):
-                fault = faults.why(error, run.file)
-                raise StoreError(f"can't write the index {run.file}: {fault}", hint="check the disk's space") from error
-            # The damage was deeper than opening the file could show.
+        except faults.MET_DAMAGE as error:
+            # It was deeper than opening the file could show.
             database.remove(run.file)
             run.rebuilt = f"damaged file: {error}"
+        except apsw.Error as error:
+            fault = faults.why(error, run.file)
+            raise StoreError(f"can't write the index {run.file}: {fault}", hint="check the disk's space") from error
     with only_writer(run.file, cancelled), faults.damage_noticed(run.file, run.root):
         return run.run()
 

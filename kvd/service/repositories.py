@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from kvd.config import Settings
 from kvd.errors import StoreError
 from kvd.recall.embed import Embedder, default_embedder
+from kvd.recall.faults import DamageError
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
@@ -154,12 +155,31 @@ class Repositories:
         return latest is not None and latest.began > since
 
     async def search(
-        self, root: Path, query: str, top_k: int, only: Only = EVERYTHING, tell: Callable[[str], None] | None = None
+        self,
+        root: Path,
+        query: str,
+        top_k: int,
+        only: Only = EVERYTHING,
+        tell: Callable[[str], None] | None = None,
+        mend: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for.
 
-        `tell` hears why words alone were searched, where that is so.
+        `tell` hears why words alone were searched, where that is so. `mend` updates an index that turns out to be
+        damaged, which makes it anew; it is searched once more then.
         """
+        try:
+            return await self._search(root, query, top_k, only, tell)
+        except DamageError as error:
+            if mend is None:
+                raise
+            _log.warning("%s", error.message)
+            await mend()
+        return await self._search(root, query, top_k, only, tell)
+
+    async def _search(
+        self, root: Path, query: str, top_k: int, only: Only, tell: Callable[[str], None] | None
+    ) -> list[Hit]:
         told: list[str] = []
         with self.filler.making_way():
             hits = await run_cancellable(

@@ -96,13 +96,17 @@ class Service:
         if rerank_ms is not None:
             settings = replace(settings, rerank_ms=rerank_ms)
         notices = Notices(emit)
-        with self._watching.making_way():
+
+        async def update() -> None:
             notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
+
+        with self._watching.making_way():
+            await update()
             self._watching.used(root)
             started = time.monotonic()
             wanted = top_k or settings.top_k
             most = max(wanted, CANDIDATES) if by_model else wanted
-            hits = await self._repositories.search(root, query, most, only, notices.add)
+            hits = await self._repositories.search(root, query, most, only, notices.add, update)
             recalled = time.monotonic()
             ranked = await self._asker.judged(query, hits, settings, emit) if by_model else Reranked(hits)
         times = {"recall": (recalled - started) * 1000, "total": (time.monotonic() - received) * 1000}

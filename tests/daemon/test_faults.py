@@ -169,6 +169,21 @@ def test_a_cache_that_is_deleted_under_the_daemon(
     assert vectors.exists()
 
 
+@pytest.mark.parametrize("command", ["search", "ask"])
+def test_an_index_that_is_damaged_deep_within(
+    kvd: Kvd, fake_daemon: FakeDaemon, repository: Path, command: str
+) -> None:
+    kvd.ok("index", str(repository))
+    poll(lambda: status()["indexes"][0]["pending_vectors"] == 0)
+    data = paths.index_file(repository).read_bytes()
+    assert b"import time" in data
+    paths.index_file(repository).write_bytes(data.replace(b"import time", b"import \xff\xff\xff\xff"))
+    done = kvd.run(command, EXPIRED, "--repo", str(repository))
+    assert (done.returncode, done.stderr) == (0, "kvd: the index is made anew: damaged file\n")
+    assert "src/session.py:" in done.stdout
+    assert kvd.run(command, EXPIRED, "--repo", str(repository)).stderr == ""
+
+
 def test_an_index_that_another_program_has_locked(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path) -> None:
     kvd.ok("index", str(repository))
     code = (

@@ -67,6 +67,11 @@ def an_index(root: Path, embedder: HashedWords, *files: NewFile) -> apsw.Connect
     return db
 
 
+def filled(db: apsw.Connection, embedder: HashedWords, cache: VectorCache) -> apsw.Connection:
+    fill_vectors(db, embedder, cache, never)
+    return db
+
+
 def vectors_of(db: apsw.Connection) -> dict[str, bytes]:
     """By the chunks' texts."""
     rows = database.rows(db, "SELECT text, embedding FROM vectors JOIN chunks ON chunks.id = vectors.rowid")
@@ -249,6 +254,22 @@ def test_a_damaged_cache_costs_its_vectors_only(damage: Callable[[Path], None]) 
     with VectorCache(file) as cache:
         cache.put({one: b"2" * 256})
         assert cache.get([one]) == {one: b"2" * 256}
+
+
+@pytest.mark.parametrize("vector", [b"\xa5" * 256, bytes(256), b"\x08" * 255, "x" * 256, 256])
+def test_damaged_vectors_are_made_again(tmp_path: Path, embedder: Counting, cache: VectorCache, vector: object) -> None:
+    right = vectors_of(filled(an_index(tmp_path / "1", embedder, a_file("a.py", "one", "two")), embedder, cache))
+    db = apsw.Connection(str(paths.vectors_file()))
+    db.execute("CREATE TABLE spoilt (key BLOB PRIMARY KEY, day, vector) WITHOUT ROWID")
+    db.execute("INSERT INTO spoilt SELECT key, day, ? FROM vectors", (vector,))
+    db.execute("DROP TABLE vectors")
+    db.execute("ALTER TABLE spoilt RENAME TO vectors")
+    db.close()
+    embedder.texts.clear()
+    for _ in range(2):
+        again = filled(an_index(tmp_path / "2", embedder, a_file("a.py", "one", "two")), embedder, cache)
+        assert vectors_of(again) == right
+        assert len(embedder.texts) == 2
 
 
 def test_a_cache_that_can_not_be_used_is_done_without(tmp_path: Path, embedder: Counting) -> None:

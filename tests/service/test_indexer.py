@@ -386,6 +386,54 @@ def test_damage_deep_in_the_file(root: Path) -> None:
     assert "f7.py" in hits(root, "changed_7")
 
 
+def spoil_pages(file: Path) -> None:
+    with file.open("r+b") as handle:
+        for offset in range(3 * 4_096, file.stat().st_size, 4_096):
+            handle.seek(offset)
+            handle.write(b"\xff" * 64)
+
+
+def spoil_text(file: Path) -> None:
+    data = file.read_bytes()
+    assert b"return 'first'" in data
+    file.write_bytes(data.replace(b"return 'first'", b"return '\xff\xff\xff\xff\xff'"))
+
+
+@pytest.mark.parametrize("spoil", [spoil_pages, spoil_text])
+def test_damage_that_a_search_meets_is_gone_after_the_next_update(root: Path, spoil: Callable[[Path], None]) -> None:
+    update(root)
+    spoil(paths.index_file(root))
+    with pytest.raises(StoreError, match="is damaged") as caught:
+        search(root, "alpha_function", 5)
+    assert caught.value.hint == f"kvd index {root}"
+    summary = update(root)
+    assert (summary.added, summary.rebuilt) == (3, "damaged file")
+    assert hits(root, "alpha_function")[0] == "a.py"
+    summary = update(root)
+    assert (summary.unchanged, summary.rebuilt) == (3, "")
+
+
+def test_a_note_of_damage_goes_with_its_index(root: Path) -> None:
+    update(root)
+    file = paths.index_file(root)
+    spoil_pages(file)
+    with pytest.raises(StoreError):
+        search(root, "alpha_function", 5)
+    file.unlink()
+    assert update(root).rebuilt == ""
+    assert update(root).unchanged == 3
+
+
+def test_damage_that_an_update_meets_in_a_text(root: Path) -> None:
+    update(root)
+    file = paths.index_file(root)
+    data = file.read_bytes()
+    assert b"sub/b.py" in data
+    file.write_bytes(data.replace(b"sub/b.py", b"sub/\xff.py"))
+    assert update(root).added == 3
+    assert hits(root, "beta_function")[0] == "sub/b.py"
+
+
 def test_a_rebuild_is_logged_once_and_told(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     update(root)
     file = paths.index_file(root)
