@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
@@ -32,8 +33,14 @@ _MESSAGE_SECONDS = 30.0
 _UNREAD_SECONDS = 30.0
 _MAX_UNREAD = 4 << 20
 _CROWDED = 256 << 10
-_LINGER_SECONDS = 5.0
-"""So long a client has for reading what was sent before it was closed."""
+LINGER_SECONDS = 30.0
+"""So long a client that goes on reading has for what was sent before it was closed,"""
+
+_STALLED_SECONDS = 5.0
+"""and so long one that reads nothing."""
+
+_LOOK_SECONDS = 0.05
+"""How often it is looked whether a client that sends no more is still there."""
 
 _AT_ONCE = 4
 """Requests of one client that are worked on at the same time, so that no client has all threads."""
@@ -65,6 +72,8 @@ class Connection:
         self._pace = Pace()
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         self._working: set[RequestId] = set()
+        self._patience: asyncio.TimerHandle | None = None
+        """Of the end: ends a client that does not read what is left."""
         self.used_at = time.monotonic()
         self.pid = 0
         """Of the client's process, where it is known."""
@@ -79,13 +88,18 @@ class Connection:
         return not self._tasks
 
     async def run(self) -> None:
-        """Read and serve requests until the client leaves; then cancel those in flight."""
+        """Read and serve requests until the client leaves; then cancel those in flight.
+
+        One that only sends no more is answered first. Returns when the connection is gone.
+        """
         try:
             while (body := await read_body(self._reader, _MESSAGE_SECONDS)) is not None:
                 began = self.used_at = time.monotonic()
                 self._receive(body)
                 await self._pace.keep(time.monotonic() - began, self._clients())
                 await asyncio.wait_for(self._writer.drain(), _UNREAD_SECONDS)
+            while self._tasks and not self._is_gone():
+                await asyncio.wait(list(self._tasks.values()), timeout=_LOOK_SECONDS)
         except framing.FramingError as error:
             self._send(messages.error_answer(None, RpcError(messages.PARSE_ERROR, str(error))))
         except (OSError, TimeoutError):
@@ -93,6 +107,19 @@ class Connection:
         finally:
             await self.cancel_all()
             self.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+            if self._patience is not None:
+                self._patience.cancel()
+
+    def _is_gone(self) -> bool:
+        """Whether a client that sends no more does not read either."""
+        if self._writer.is_closing():
+            return True
+        look = select.poll()
+        # Asked for nothing it tells of what is over.
+        look.register(self._writer.get_extra_info("socket"), 0)
+        return bool(look.poll(0))
 
     def _receive(self, body: bytes) -> None:
         try:
@@ -192,11 +219,28 @@ class Connection:
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        """Close after what was sent is read; at once if the client does not read."""
+        """Close after what was sent is read; a client that does not read is not waited for."""
         with suppress(OSError, RuntimeError):
-            if self._unread() > _CROWDED:
+            self._writer.close()
+            if self._unread() and self._patience is None:
+                self._wait_for_reader(self._unread(), asyncio.get_running_loop().time() + LINGER_SECONDS)
+
+    def make_room(self) -> None:
+        """Close for the sake of another client: at once if much is unread."""
+        if self._unread() > _CROWDED:
+            self._writer.transport.abort()
+        else:
+            self.close()
+
+    def _wait_for_reader(self, unread: int, until: float) -> None:
+        """Look again later whether some of `unread` was read; `until` is the loop's time."""
+
+        def look() -> None:
+            left = self._unread()
+            if 0 < left < unread and loop.time() < until:
+                self._wait_for_reader(left, until)
+            elif left:
                 self._writer.transport.abort()
-            else:
-                self._writer.close()
-                if self._unread():
-                    asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._writer.transport.abort)
+
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(min(_STALLED_SECONDS, until - loop.time()), look)

@@ -19,7 +19,7 @@ from typing import Any
 import kvd
 from kvd.config import process_environment
 from kvd.daemon.admission import is_own, most_clients, pid_of, whom_to_close
-from kvd.daemon.connection import Connection, Emit
+from kvd.daemon.connection import LINGER_SECONDS, Connection, Emit
 from kvd.daemon.exclusive import Place
 from kvd.daemon.logs import describe_fault
 from kvd.daemon.session_methods import note_methods, session_methods
@@ -48,7 +48,9 @@ _log = logging.getLogger(__name__)
 _THREADS = 32
 _CHORES_SECONDS = 15.0
 _MINUTE_SECONDS = 60.0
-_GOODBYE_SECONDS = 2.0
+_GOODBYE_SECONDS = LINGER_SECONDS + 1.0
+"""What clients have left to read is theirs for so long, and the place another daemon's."""
+
 _QUIET = frozenset({"initialize", "status", "metrics", "shutdown"})
 _PATIENT = frozenset({"initialize", "shutdown", "ask", "prefetch"})
 """They cost next to nothing, or wait for the engine in a line of their own."""
@@ -185,7 +187,7 @@ class Daemon:
         if leaving is None:
             return False
         self._clients.discard(leaving)
-        leaving.close()
+        leaving.make_room()
         return True
 
     async def _dispatch(self, client: int, request: Request, emit: Emit) -> Message:

@@ -20,6 +20,7 @@ from kvd import paths
 from kvd.daemon.exclusive import Place
 from kvd.errors import UnavailableError
 from kvd.rpc import client as client_module
+from kvd.rpc import framing, messages
 from kvd.rpc.client import Client
 from kvd.rpc.launch import connect_or_start, daemon_environment, try_connect
 from tests.conftest import FakeDaemon, Kvd, poll
@@ -174,6 +175,26 @@ def test_stopping_drains(kvd: Kvd, fake_daemon: FakeDaemon, repository: Path, ho
     ask[0].join(20.0)
     assert ask[1][0].returncode == 0
     assert ask[1][0].stdout.startswith("word word ")
+
+
+def test_answers_that_are_finished_can_be_read_after_the_end(fake_daemon: FakeDaemon, repository: Path) -> None:
+    sockets = [connect_or_start() for _ in range(2)]
+    ask = {"question": "pour 1500 session is expired", "repo": str(repository), "progressToken": 1}
+    for sock in sockets:
+        sock.sendall(framing.encode(messages.request(1, "ask", ask)))
+    poll(lambda: paths.log_file().read_text().count("ask ok") == 2)
+    fake_daemon.process.terminate()
+    # Nobody can come any more: what is left to do is to be read.
+    poll(lambda: not paths.socket_file().exists())
+    reader = framing.SocketReader(sockets[0])
+    while "result" not in (message := framing.decode(reader.read_body() or b"")):
+        pass
+    assert message["id"] == 1
+    # The other one is not waited for as long as it likes.
+    assert fake_daemon.process.wait(15.0) == 0
+    for sock in sockets:
+        sock.close()
+    assert "Traceback" not in paths.log_file().read_text()
 
 
 def test_a_command_that_comes_while_stopping_gets_the_next_daemon(
