@@ -63,6 +63,10 @@ def _is_full(folder: Path) -> bool:
     return disk.f_bavail * disk.f_frsize < _LITTLE
 
 
+class OtherIndexerError(BusyError):
+    """Another program is at the index, and has been for longer than it was to be waited for."""
+
+
 def locked_error(path: Path, root: Path) -> BusyError:
     """The error for the index of `root` at `path`, whose lock another program did not let go in time."""
     holders = lock_holders(path)

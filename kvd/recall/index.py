@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,11 +68,12 @@ class NewFile:
 
 @contextmanager
 def only_writer(
-    path: Path, cancelled: Callable[[], bool], waiting: Callable[[], None] = lambda: None
+    path: Path, cancelled: Callable[[], bool], waiting: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[None]:
     """Hold the lock of the index at `path`; waits for another indexer, in this process or another.
 
-    `waiting` is called once when that takes a while. Raises `CancelledError` when cancelled while waiting.
+    `waiting` is called again and again when that takes a while, with the seconds so far; what it raises ends the wait.
+    Raises `CancelledError` when cancelled while waiting.
     """
     try:
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -81,7 +81,7 @@ def only_writer(
         raise StoreError(
             f"can't lock the index {path}: {error.strerror}", hint="check the disk's space and rights"
         ) from error
-    told = time.monotonic() + _LONG_S
+    began = time.monotonic()
     try:
         while True:
             try:
@@ -90,9 +90,8 @@ def only_writer(
             except BlockingIOError:
                 if cancelled():
                     raise CancelledError("indexing was cancelled") from None
-                if time.monotonic() > told:
-                    told = math.inf
-                    waiting()
+                if (seconds := time.monotonic() - began) > _LONG_S:
+                    waiting(seconds)
                 time.sleep(_WAIT_S)
         yield
     finally:

@@ -19,6 +19,7 @@ from kvd.config import Settings
 from kvd.errors import CancelledError, KvdError, StoreError
 from kvd.recall import database, faults
 from kvd.recall.embed import Embedder, default_embedder, label
+from kvd.recall.faults import OtherIndexerError
 from kvd.recall.index import IndexWriter, counts, only_writer
 from kvd.recall.vector_cache import VectorCache
 from kvd.recall.vectors import fill_vectors
@@ -52,12 +53,15 @@ class Means:
 
     `embedder`: None for the default one. `vector_seconds`: for how long vectors are computed at the end of a run; what
     is then left is for `fill_index`. With 0, vectors come from the cache alone.
+
+    `patience`: for how many seconds another program that indexes the same repository is waited for.
     """
 
     embedder: Embedder | None = None
     vector_seconds: float = math.inf
     cutters: WarmCutters | None = None
     prepare: bool = False
+    patience: float = math.inf
 
 
 def update_index(
@@ -71,12 +75,20 @@ def update_index(
 
     An unchanged tree costs a listing and a comparison. What is done is kept file by file: after a kill or a
     `CancelledError` the next run goes on from there. Another indexer of the same repository is waited for.
-    Raises `RepositoryError`, `StoreError`, `CancelledError`, and `BusyError` where another program locks the index.
+    Raises `RepositoryError`, `StoreError`, `CancelledError`, `OtherIndexerError` when the patience for that is at its
+    end, and `BusyError` where another program locks the index.
     """
     run = _Run(checked_folder(root), settings, progress, cancelled, means or Means())
+    told = False
 
-    def waiting() -> None:
-        progress(Progress("wait", message="for another program that indexes this repository"))
+    def waiting(seconds: float) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            progress(Progress("wait", message="for another program that indexes this repository"))
+        if seconds > run.means.patience:
+            error = faults.locked_error(run.file.with_suffix(".lock"), run.root)
+            raise OtherIndexerError(error.message, error.hint)
 
     with only_writer(run.file, cancelled, waiting):
         try:
@@ -90,7 +102,7 @@ def update_index(
         except apsw.Error as error:
             fault = faults.why(error, run.file)
             raise StoreError(f"can't write the index {run.file}: {fault}", hint="check the disk's space") from error
-    with only_writer(run.file, cancelled), faults.damage_noticed(run.file, run.root):
+    with only_writer(run.file, cancelled, waiting), faults.damage_noticed(run.file, run.root):
         return run.run()
 
 

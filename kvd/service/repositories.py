@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvd.config import Settings
-from kvd.errors import StoreError
+from kvd.errors import BusyError, StoreError
 from kvd.recall.embed import Embedder, default_embedder
-from kvd.recall.faults import DamageError
+from kvd.recall.faults import DamageError, OtherIndexerError
 from kvd.recall.only import EVERYTHING, Only
 from kvd.recall.rank import search
 from kvd.service.background import Background
@@ -29,15 +29,21 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.05
 _PARSERS_IDLE_S = 120.0
+_PATIENCE_S = 5.0
+"""So long a search waits for another program that is at the index, and an update at a time: others have their turn."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """`users` work on it or wait for their turn; `listeners` are those of them that somebody's request waits for."""
+    """`users` work on it or wait for their turn; `listeners` are those of them that somebody's request waits for.
+
+    `busy`: when (`time.monotonic()`) another program was last found to be at the index, and the error for that.
+    """
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
     listeners: list[ProgressCallback] = field(default_factory=list)
+    busy: tuple[float, BusyError] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +72,57 @@ class Repositories:
         """The repository that `path` (absolute) is in; `RepositoryError` where there is none to read."""
         return await asyncio.to_thread(find_root, Path(path))
 
-    async def update(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> IndexSummary:
+    async def update(
+        self, root: Path, settings: Settings, on_progress: ProgressCallback, wait: bool = True
+    ) -> IndexSummary:
         """Bring the index up to date; cheap when nothing changed. Cancelling loses nothing that is done.
 
-        Who waited while another update began and came to its end needs no other.
+        Who waited while another update began and came to its end needs no other. `wait`: as long as it takes for
+        another program that indexes this repository; otherwise raises `OtherIndexerError` after some seconds.
         """
         arrived = time.monotonic()
         with self._at_work(root) as work:
             work.listeners.append(on_progress)
             try:
                 with self.filler.making_way():
-                    means = replace(await self._means(settings), cutters=self._cutters)
-                    async with work.turn:
-                        latest = self._latest.get(root)
-                        if latest is not None and latest.began > arrived and latest.settings == settings:
-                            return latest.summary
-                        report = _throttled(asyncio.get_running_loop(), work.listeners)
-
-                        def run(cancelled: Callable[[], bool]) -> IndexSummary:
-                            return update_index(root, settings, report, cancelled, means)
-
-                        return await self._noted(root, settings, run_cancellable(run))
+                    means = replace(await self._means(settings), cutters=self._cutters, patience=_PATIENCE_S)
+                    while True:
+                        with suppress(OtherIndexerError) if wait else nullcontext():
+                            return await self._update_in_turn(root, settings, work, means, arrived, wait)
             finally:
                 work.listeners.remove(on_progress)
+
+    async def _update_in_turn(
+        self, root: Path, settings: Settings, work: _Work, means: Means, arrived: float, wait: bool
+    ) -> IndexSummary:
+        async with work.turn:
+            latest = self._latest.get(root)
+            if latest is not None and latest.began > arrived and latest.settings == settings:
+                return latest.summary
+            if work.busy is not None and work.busy[0] > arrived and not wait:
+                raise work.busy[1]
+            report = _throttled(asyncio.get_running_loop(), work.listeners)
+
+            def run(cancelled: Callable[[], bool]) -> IndexSummary:
+                return update_index(root, settings, report, cancelled, means)
+
+            try:
+                return await self._noted(root, settings, run_cancellable(run))
+            except BusyError as error:
+                work.busy = time.monotonic(), error
+                raise
 
     async def update_if_possible(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> str:
         """`update`, but where the index can be read and not written it stays as it is. Returns why, or ""."""
         try:
-            await self.update(root, settings, on_progress)
-        except StoreError as error:
+            await self.update(root, settings, on_progress, wait=False)
+        except (BusyError, StoreError) as error:
             if not await asyncio.to_thread(is_complete, root):
-                raise
+                if not isinstance(error, OtherIndexerError):
+                    raise
+                # There is nothing yet to search in.
+                await self.update(root, settings, on_progress)
+                return ""
             _log.warning("an index is used as it is: %s", error.message)
             return f"the index is as it was, and files may have changed since: {error.message}"
         return ""
@@ -107,10 +133,12 @@ class Repositories:
         """An update that nobody asked for, in `background`; None where one that began after `since` came first.
 
         `files`: some are known to have changed. Raises `CancelledError` as soon as a question is there, or somebody
-        waits for an update of this root. What it had done by then is kept.
+        waits for an update of this root. What it had done by then is kept. Raises `OtherIndexerError` as `update` does.
         """
         with self._at_work(root) as work, self.filler.making_way():
-            means = replace(await self._means(settings), cutters=self._background_cutters, prepare=files)
+            means = replace(
+                await self._means(settings), cutters=self._background_cutters, prepare=files, patience=_PATIENCE_S
+            )
             async with work.turn:
                 if self.is_current(root, since):
                     return None

@@ -14,6 +14,7 @@ from typing import Any
 from kvd import paths
 from kvd.config import REPOSITORY_FILE, load_settings
 from kvd.errors import CancelledError, KvdError, RepositoryError
+from kvd.recall.faults import OtherIndexerError
 from kvd.service.background import Background
 from kvd.service.repositories import Repositories
 from kvd.source.folders import git_files, ignored, visible_folders
@@ -186,6 +187,8 @@ class Tended:
         except RepositoryError:
             raise
         except KvdError as error:
+            if isinstance(error, OtherIndexerError):
+                self._noticed.put_back(changes)
             _log.warning("background update failed: %s", error.code)
         self._count(result)
         self._rest(time.monotonic() - started, fruitless=result != "changed")

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvd.config import Settings, load_settings
 from kvd.errors import CancelledError, KvdError
+from kvd.recall.faults import OtherIndexerError
 from kvd.service.background import Background
 from kvd.service.metrics import Metrics
 from kvd.service.recent import note_use, recently_used
@@ -71,8 +72,8 @@ class Watching:
         since = time.monotonic()
         while True:
             await self._background.wait()
-            # Somebody asks, or waits for an update of this root: theirs will do.
-            with suppress(CancelledError):
+            # Somebody asks, or waits for an update of this root: theirs will do. Other roots go before one that waits.
+            with suppress(CancelledError, OtherIndexerError):
                 return await self._repositories.refresh(root, settings, self._background, since, files=False)
 
     def used(self, root: Path) -> None:

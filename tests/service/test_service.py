@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from kvd.errors import NoModelError, RepositoryError, UsageError
 from kvd.kv.store import BlockStore
 from kvd.recall.only import Only
 from kvd.recall.rank import search
+from kvd.service import repositories
 from kvd.service.asker import NOTHING_RELEVANT, TOKEN_KINDS, Question
 from kvd.service.service import Service
 from kvd.types import Hit, IndexSummary, Progress
@@ -277,6 +280,65 @@ def test_drafts_are_recalled_one_at_a_time_and_not_beside_a_question(
         assert sorted({result["chunks"] > 0 for result in results}) == [False, True]
         assert (await announce(1))["dropped"] == ""
         assert drafts == 2
+
+    run(body)
+
+
+@contextmanager
+def indexed_by_another(root: Path) -> Iterator[int]:
+    """Another program that is at the index and does not come to an end; its process id."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom kvd.recall.index import only_writer\n"
+        "with only_writer(Path(sys.argv[1]), lambda: False):\n    print('locked', flush=True)\n    sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(paths.index_file(root))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        yield other.pid
+        other.communicate("")
+
+
+def test_a_search_does_not_wait_for_another_indexer_for_ever(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repositories, "_PATIENCE_S", 1.0)
+
+    async def body(service: Service, values: Values) -> None:
+        def searched() -> Awaitable[dict[str, Any]]:
+            return service.search("session is expired", str(repository), 3, values.append)
+
+        await service.index(str(repository), False, values.append)
+        (repository / "src" / "new.py").write_text("def session_is_expired_now():\n    pass\n")
+        with indexed_by_another(repository) as pid:
+            indexing = asyncio.create_task(service.index(str(repository), False, values.append))
+            # All of them together, whoever asks for what at the time.
+            async with asyncio.timeout(4.0):
+                results = await asyncio.gather(*(searched() for _ in range(12)))
+            for result in results:
+                assert "src/session.py" in {source["path"] for source in result["sources"]}
+                (notice,) = result["notices"]
+                assert "the index is as it was, and files may have changed since" in notice
+                assert "is locked by python" in notice
+                assert f"(pid {pid})" in notice
+            assert not indexing.done()
+        assert (await indexing)["added"] == 1
+        result = await searched()
+        assert "src/new.py" in {source["path"] for source in result["sources"]}
+        assert "notices" not in result
+
+    run(body)
+
+
+def test_a_search_waits_for_another_to_make_the_first_index(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repositories, "_PATIENCE_S", 0.1)
+
+    async def body(service: Service, values: Values) -> None:
+        with indexed_by_another(repository):
+            searching = asyncio.create_task(service.search("session", str(repository), 3, values.append))
+            while not any(value["stage"] == "wait" for value in values):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            assert not searching.done()
+        assert (await searching)["sources"]
 
     run(body)
 
