@@ -22,6 +22,9 @@ _ENDINGS = (
 )
 """What derives a word (without its final e), what to put in its place, and how many letters must stay before it."""
 
+ENDINGS = ("", "ion", "ation", "ator", "ativ", "at", "ment", "abl", "ibl", "iv", "ing", "er", "or", "ed")
+"""What may have been taken off a word, here or in `words.py`."""
+
 _WHOLE = frozenset(("format", "repeat", "threat", "concat"))
 """Words that only look derived."""
 
