@@ -19,7 +19,6 @@ from kvd.errors import KvdError
 from kvd.recall import database, pins
 from kvd.recall.embed import Embedder, label
 from kvd.recall.index import VECTOR_SCALE, as_int8
-from kvd.recall.only import EVERYTHING, Only, allowed_chunks
 from kvd.recall.query import Query
 from kvd.recall.vocabulary import corrected
 
@@ -66,9 +65,8 @@ class Gathered:
     """Why the question got no vector, so that words alone were looked up, or ""."""
 
 
-def gather(db: apsw.Connection, query: Query, embedder: Embedder, only: Only = EVERYTHING) -> Gathered:
-    """Look the terms up, find the nearest vectors and what the query points at."""
-    allowed = allowed_chunks(db, only)
+def gather(db: apsw.Connection, query: Query, embedder: Embedder, allowed: frozenset[int] | None = None) -> Gathered:
+    """Look the terms up, find the nearest vectors and what the query points at; None allows all chunks."""
     chunks = _count(db)
     # In a few chunks it says little that a word is in most of them.
     total = max(chunks, _FEW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,21 @@ class Only:
 
 
 EVERYTHING = Only()
+
+_MOST_NAMED = 8
+
+
+def unmatched(db: apsw.Connection, only: Only) -> str:
+    """What to tell where no indexed file is what `only` names, with what there is instead."""
+    files = database.rows(db, "SELECT path, language FROM files WHERE skipped = ''")
+    wanted, there = [], Counter(path.partition("/")[0] + "/" * ("/" in path) for path, _ in files)
+    if only.paths:
+        wanted.append(f"matches {' or '.join(only.paths)}")
+    if only.languages:
+        wanted.append(f"is in {' or '.join(only.languages)}")
+        there = Counter(language for _, language in files if language)
+    named = ", ".join(name for name, _ in there.most_common(_MOST_NAMED)) or "nothing"
+    return f"no indexed file {' and '.join(wanted)}; there is {named}"
 
 
 def allowed_chunks(db: apsw.Connection, only: Only) -> frozenset[int] | None:

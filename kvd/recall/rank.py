@@ -14,7 +14,7 @@ from kvd.errors import UsageError
 from kvd.recall import database, faults
 from kvd.recall.candidates import Candidate, Gathered, gather
 from kvd.recall.embed import Embedder, default_embedder
-from kvd.recall.only import EVERYTHING, Only
+from kvd.recall.only import EVERYTHING, Only, allowed_chunks, unmatched
 from kvd.recall.query import read_query
 from kvd.recall.relevance import relevant
 from kvd.recall.scores import DEFAULT_WEIGHTS, Scorer, Weights
@@ -34,9 +34,9 @@ def search(
 ) -> list[Hit]:
     """The best chunks, best first; an empty list when nothing is relevant. `embedder`: None for the default one.
 
-    `tell` hears why words alone were searched, where the embedder failed. Any text is a query; it
-    has no syntax. Raises `UsageError` for a blank one or one of more than `MAX_QUERY` characters, `StoreError` where
-    there is no usable index.
+    `tell` hears why words alone were searched, where the embedder failed, and that `only` leaves nothing. Any text is
+    a query; it has no syntax. Raises `UsageError` for a blank one or one of more than `MAX_QUERY` characters,
+    `StoreError` where there is no usable index.
     """
     if not query.strip():
         raise UsageError("the question is empty", hint='kvd search "where is the session closed"')
@@ -67,7 +67,12 @@ def _ranked(
     tell: Callable[[str], None] | None,
 ) -> list[Hit]:
     query = read_query(text)
-    gathered = gather(db, query, embedder, only)
+    allowed = allowed_chunks(db, only)
+    if allowed is not None and not allowed:
+        if tell is not None:
+            tell(unmatched(db, only))
+        return []
+    gathered = gather(db, query, embedder, allowed)
     if gathered.fault and tell is not None:
         tell(f"words alone were searched: {gathered.fault}")
     if not relevant(gathered, weights):

@@ -193,8 +193,8 @@ class Repositories:
     ) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for.
 
-        `tell` hears why words alone were searched, where that is so. `mend` updates an index that turns out to be
-        damaged, which makes it anew; it is searched once more then.
+        `tell` hears what `rank.search` tells. `mend` updates an index that turns out to be damaged, which makes it
+        anew; it is searched once more then.
         """
         try:
             return await self._search(root, query, top_k, only, tell)

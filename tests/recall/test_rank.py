@@ -353,6 +353,24 @@ def test_only_what_the_filters_leave_is_found(root: Path) -> None:
         paths_of("close a session", "!")
 
 
+@pytest.mark.parametrize(
+    ("only", "told"),
+    [
+        (Only(("src/**",)), []),
+        (Only(("source/**",)), ["no indexed file matches source/**; there is src/, tests/, docs/"]),
+        (Only((), ("go",)), ["no indexed file is in go; there is python, markdown"]),
+        (
+            Only(("src",), ("go", "c")),
+            ["no indexed file matches src and is in go or c; there is python, markdown"],
+        ),
+    ],
+)
+def test_filters_that_leave_nothing_are_told_of(root: Path, only: Only, told: list[str]) -> None:
+    heard: list[str] = []
+    assert bool(search(root, "close a session", 5, only=only, tell=heard.append)) == (told == [])
+    assert heard == told
+
+
 def test_of_equals_the_one_edited_last_is_first(tmp_path: Path) -> None:
     # Names that are numbers weigh next to nothing in a vector.
     day = 86_400_000_000_000
