@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 import kvd
 
-_COMMANDS = {
+COMMANDS = {
     "setup": "setup",
     "bench": "bench",
     "index": "repository_commands",
@@ -45,13 +45,19 @@ def build_app(arguments: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)
-    for name in [name for name in _COMMANDS if name in arguments[:1]] or _COMMANDS:
-        module = import_module(f".{_COMMANDS[name]}", __package__)
+    for name in [name for name in COMMANDS if name == named(arguments)] or COMMANDS:
+        module = import_module(f".{COMMANDS[name]}", __package__)
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
             app.command(name, cls=_Command)(getattr(module, name))
     return app
+
+
+def named(arguments: list[str]) -> str:
+    """What stands where the command's name does, or ""."""
+    words = arguments[1:] if arguments[:1] == ["--"] else arguments
+    return words[0] if words else ""
 
 
 class _Command(TyperCommand):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
 import signal
 import sys
 from contextlib import nullcontext
@@ -12,7 +14,8 @@ from typing import TextIO
 import kvd
 from kvd.errors import CancelledError, KvdError, UsageError
 
-from . import interrupts
+from .at_once import end_at_once, wants_json
+from .interrupts import interrupts_raised
 
 # What goes wrong with the stream itself; its errors carry no file name.
 _STREAM_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -20,7 +23,7 @@ _STREAM_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 def main() -> int:
     """Run the command line of this process; the exit status."""
-    interrupts.end_at_once()
+    end_at_once()
     arguments = sys.argv[1:]
     _complete_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -33,7 +36,7 @@ def main() -> int:
         except (KeyboardInterrupt, KvdError) as error:
             fault = error if isinstance(error, KvdError) else CancelledError("interrupted")
             status = fault.exit_code
-            _report(fault, as_json="--json" in arguments)
+            _report(fault, as_json=wants_json(arguments))
         sys.stdout.flush()
         # All is said.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,34 +76,49 @@ def _run(arguments: list[str]) -> int:
         return 0
     import typer
 
-    from .app import build_app
+    from .app import build_app, named
 
     # What typer itself raises for wrong arguments; this ancestor of a public class is not public.
     usage_fault: type[Exception] = typer.BadParameter.__mro__[2]
     app = build_app(arguments)
     # `bench` waits for a program of its own, which gets Ctrl-C too and has more to tidy up.
-    waits = interrupts.interrupts_raised() if arguments[:1] == ["bench"] else nullcontext()
+    waits = interrupts_raised() if named(arguments) == "bench" else nullcontext()
     try:
         with waits:
             result = app(args=arguments, prog_name="kvd", standalone_mode=False)
     except typer.Abort:
         raise CancelledError("interrupted") from None
     except usage_fault as error:
-        raise _usage_error(error) from None
+        raise _usage_error(error, arguments) from None
     except SystemExit:
         # How typer ends when nobody reads its output any more.
         raise BrokenPipeError from None
     return result if isinstance(result, int) else 0
 
 
-def _usage_error(error: BaseException) -> UsageError:
+def _usage_error(error: BaseException, arguments: list[str]) -> UsageError:
     describe = getattr(error, "format_message", None)
     message = describe() if callable(describe) else str(error)
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", None) or "kvd"
+    if command == "kvd" and (right := _options_last(arguments)):
+        return UsageError(f"{arguments[0]} has its place after the command", hint=right)
     asks = command.endswith((" ask", " search")) and "extra argument" in str(message)
     hint = f'put a question of several words in quotes: {command} "..."' if asks else f"{command} --help"
-    return UsageError(" ".join(str(message).split()).rstrip("."), hint=hint)
+    message = re.sub(r"is not a valid int\w*( range)?", "is not a whole number", " ".join(str(message).split()))
+    return UsageError(message.rstrip("."), hint=hint)
+
+
+def _options_last(arguments: list[str]) -> str:
+    """The command line with what stands before the command behind it, or "" where nothing does."""
+    from .app import COMMANDS
+
+    place = next((number for number, word in enumerate(arguments) if word in COMMANDS), 0)
+    rest = arguments[place + 1 :]
+    # Behind `--` it would be no option.
+    end = rest.index("--") if "--" in rest else len(rest)
+    moved = [arguments[place], *rest[:end], *arguments[:place], *rest[end:]]
+    return shlex.join(["kvd", *moved]) if place and arguments[0].startswith("--") and arguments[0] != "--" else ""
 
 
 def _report(error: KvdError, *, as_json: bool = False) -> None:

@@ -167,6 +167,7 @@ class ShutdownParams:
 
 Params = TypeVar("Params")
 
+_FILTERS = {"paths": "--path 'src/**'", "languages": "--lang python"}
 _NAMES = {list: "a list of texts", str: "text", int: "a whole number", bool: "true or false"}
 
 
@@ -205,6 +206,9 @@ def _checked(name: str, value: Any, rule: Any) -> Any:
 
 def _check_texts(name: str, values: list[Any]) -> None:
     if not all(type(value) is str and 0 < len(value) <= MAX_FILTER for value in values):
-        raise UsageError(f"{name} must be a list of texts of 1 to {MAX_FILTER:,} characters")
+        raise UsageError(
+            f"{name} must be a list of texts of 1 to {MAX_FILTER:,} characters",
+            hint=f"kvd search QUERY {_FILTERS[name]}",
+        )
     if len(values) > MAX_FILTERS:
         raise UsageError(f"{name} has {len(values):,} items, {MAX_FILTERS} are possible")

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from kvd import paths
 from kvd.errors import CancelledError
 from kvd.rpc.client import Client
+from kvd_cli import main
 from tests.conftest import FakeDaemon, Kvd, poll, use_model
 
 EXPIRED = "when is the session expired"
@@ -42,7 +45,10 @@ def test_help_names_every_command(kvd: Kvd) -> None:
         (["ask", ""], "the question is empty"),
         (["search", " \t"], "the query is empty"),
         (["ask", "x" * 20_001], "the question has 20,001 characters"),
-        (["search", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
+        (["search", "x", "--top-k", "1e3"], "Invalid value for '--top-k': '1e3' is not a whole number"),
+        (["search", "x", "--path", ""], "paths must be a list of texts of 1 to"),
+        (["search", "x", "--lang", ""], "languages must be a list of texts of 1 to"),
+        (["--", "search"], "Missing argument 'QUERY'"),
         (["search", "x", "--nonsense"], "No such option"),
         (["ask", "x", "--budget", "0"], "Invalid value for '--budget': 0 is not in the range 64<="),
         (["ask", "x", "--max-tokens", "0"], "Invalid value for '--max-tokens': 0 is not in the range 1<="),
@@ -64,6 +70,31 @@ def test_usage_errors_as_json(kvd: Kvd) -> None:
     error = json.loads(done.stdout)["error"]
     message = "Invalid value for '--top-k': 0 is not in the range 1<=x<=200"
     assert error == {"code": "usage", "message": message, "hint": "kvd search --help"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "right"),
+    [
+        (["--json", "status"], "kvd status --json"),
+        (["--repo", "a b", "search", "x"], "kvd search x --repo 'a b'"),
+        (["--json", "search", "--", "--x"], "kvd search --json -- --x"),
+        (["--json"], "kvd --help"),
+    ],
+)
+def test_options_that_come_too_early(kvd: Kvd, typed: list[str], right: str) -> None:
+    done = kvd.run(*typed)
+    assert done.returncode == 2
+    hint = json.loads(done.stdout)["error"]["hint"] if "--json" in typed else done.stderr.splitlines()[1]
+    assert hint.removeprefix("hint: ") == right
+
+
+def test_what_follows_two_dashes_is_no_option(kvd: Kvd, isolated_home: Path) -> None:
+    missing = str(isolated_home / "missing")
+    done = kvd.run("search", "--repo", missing, "--", "--json")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith("kvd: there is no ")
+    done = kvd.run("--", "search", "--repo", missing, "--json", "x")
+    assert json.loads(done.stdout)["error"]["code"] == "repository"
 
 
 def test_exit_codes_of_repositories(kvd: Kvd, isolated_home: Path) -> None:
@@ -121,6 +152,9 @@ def test_search_in_a_part_of_the_repository(kvd: Kvd, repository: Path) -> None:
     assert found() == ["README.md", "src/paint.js", "src/session.py"]
     assert found("--path", "src/**", "--path", "!*.js") == ["src/session.py"]
     assert found("--lang", "js", "--lang", "Markdown") == ["README.md", "src/paint.js"]
+    done = kvd.run("search", "session", "--repo", str(repository), "--path", "docs/**")
+    said = "kvd: no indexed file matches docs/**; there is src/, README.md\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nothing found\n", said)
     done = kvd.run("ask", "x", "--repo", str(repository), "--lang", "pyhton")
     assert done.returncode == 2
     assert done.stderr.startswith("kvd: there is no language 'pyhton'; did you mean python")
@@ -253,6 +287,40 @@ def run_program(program: str, *arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["search", "--", "--json"]])
+def test_ctrl_c_before_the_command_has_begun(isolated_home: Path, arguments: list[str]) -> None:
+    program = """
+import signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvd.errors":
+            signal.raise_signal(signal.SIGINT)
+
+sys.argv[0] = "/usr/bin/kvd"
+sys.meta_path.insert(0, Finder())
+from kvd_cli.main import main
+print("went on")
+"""
+    told = json.dumps({"error": CancelledError("interrupted").to_json()}) + "\n"
+    as_json = arguments == ["status", "--json"]
+    assert run_program(program, *arguments) == (130, *((told, "") if as_json else ("", "kvd: interrupted\n")))
+
+
+def test_ctrl_c_that_waits_for_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+
+    @contextmanager
+    def raised() -> Iterator[None]:
+        waits.append("raised")
+        yield
+
+    monkeypatch.setattr(main, "interrupts_raised", raised)
+    for arguments in (["bench", "--help"], ["--", "bench", "--help"], ["config", "--help"]):
+        main._run(arguments)
+    assert waits == ["raised", "raised"]
 
 
 def test_ctrl_c_that_an_import_swallows_ends_the_command_all_the_same(isolated_home: Path) -> None:
