@@ -19,7 +19,7 @@ from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
 from kvd.service.engine_params import ask_params, load_params
 from kvd.service.follow_up import blended, sources_of
-from kvd.service.repositories import Repositories
+from kvd.service.repositories import Mend, Repositories, Tell
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
 from kvd.types import Hit, Progress
@@ -114,13 +114,7 @@ class Asker:
                 return await self._ask(root, question, settings, emit, talk)
 
     async def _recall(
-        self,
-        root: Path,
-        question: Question,
-        wanted: int,
-        talk: Talk | None,
-        tell: Callable[[str], None],
-        mend: Callable[[], Awaitable[None]],
+        self, root: Path, question: Question, wanted: int, talk: Talk | None, tell: Tell, mend: Mend
     ) -> list[Hit]:
         hits = await self._repositories.search(root, question.text, wanted, question.only, tell, mend)
         if talk is None or not talk.turns:

@@ -27,6 +27,9 @@ from kvd.types import Hit, IndexSummary, Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
 
+Tell = Callable[[str], None]
+Mend = Callable[[], Awaitable[None]]
+
 _PROGRESS_SECONDS = 0.05
 _PARSERS_IDLE_S = 120.0
 _PATIENCE_S = 5.0
@@ -188,8 +191,8 @@ class Repositories:
         query: str,
         top_k: int,
         only: Only = EVERYTHING,
-        tell: Callable[[str], None] | None = None,
-        mend: Callable[[], Awaitable[None]] | None = None,
+        tell: Tell | None = None,
+        mend: Mend | None = None,
     ) -> list[Hit]:
         """The best chunks, best first; empty when nothing is relevant. A search that is cancelled is waited for.
 
@@ -205,9 +208,7 @@ class Repositories:
             await mend()
         return await self._search(root, query, top_k, only, tell)
 
-    async def _search(
-        self, root: Path, query: str, top_k: int, only: Only, tell: Callable[[str], None] | None
-    ) -> list[Hit]:
+    async def _search(self, root: Path, query: str, top_k: int, only: Only, tell: Tell | None) -> list[Hit]:
         told: list[str] = []
         with self.filler.making_way():
             hits = await run_cancellable(
