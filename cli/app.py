@@ -25,6 +25,7 @@ COMMANDS = {
     "start": "daemon_commands",
     "stop": "daemon_commands",
     "logs": "daemon_commands",
+    "forget": "repository_commands",
     "gc": "daemon_commands",
     "hooks": "hooks",
     "config": "config",

@@ -12,7 +12,7 @@ import typer
 from kvd import config as settings
 from kvd import paths
 from kvd.config import FIELDS, PREFIX, REPOSITORY_FILE, Found
-from kvd.errors import KvdError
+from kvd.errors import KvdError, RepositoryError
 
 from .repository_commands import Json, Repo
 from .text import clean_line
@@ -61,6 +61,10 @@ def set_(
     from kvd.config_file import set_value
 
     parsed = settings.parsed(settings.known(name), value)
+    if name == "embedder" and parsed != settings.DEFAULT_EMBEDDER:
+        from kvd.models.embedder import embedder_path, read_embedder
+
+        read_embedder(embedder_path(parsed))
     set_value(name, parsed)
     _tell_effect(name)
 
@@ -94,6 +98,8 @@ def _tell_effect(name: str) -> None:
 
 def _root(repo: str | None) -> Path:
     folder = Path(os.path.realpath(repo or "."))
+    if repo is not None and not folder.is_dir():
+        raise RepositoryError(f"there is no folder {repo}", hint="give the folder of a repository")
     return paths.git_root(folder) or folder
 
 

@@ -17,6 +17,9 @@ _PATIENCE_SECONDS = 0.3
 _QUICK = ("scan", "index")
 """Stages that every request has and that are mostly over at once."""
 
+_LONG = "check"
+"""A stage that is told of at once also where there is no terminal."""
+
 _LINE_SECONDS = 5.0
 
 
@@ -29,6 +32,7 @@ class Stages:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._next_line = self._started + _LINE_SECONDS
+        self._told_long = False
 
     def show(self, value: dict[str, Any]) -> None:
         if value.get("stage") == "first-index":
@@ -38,6 +42,9 @@ class Stages:
         elif value.get("stage") in ("fallback", "notice"):
             self.close()
             self._say(clean_line(str(value.get("message"))))
+        elif value.get("stage") == _LONG and not self._terminal and not self._told_long:
+            self._told_long = True
+            self._say(f"{describe({'stage': _LONG})}: that may take a minute")
         elif self._terminal:
             early = time.monotonic() - self._started < _PATIENCE_SECONDS
             if not (early and value.get("stage") in _QUICK):

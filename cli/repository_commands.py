@@ -1,4 +1,4 @@
-"""`kvd index`, `kvd search`, `kvd ask`."""
+"""`kvd index`, `kvd search`, `kvd ask`, `kvd forget`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
 from . import answers
 from .interrupts import interrupts_raised
 from .progress import Stages
+from .text import file_size
 from .variables import tell_unreached, with_environment
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -63,6 +64,29 @@ def index(
         typer.echo(f"indexing {answers.clean_line(result['repo'])} in the background, see: kvd status")
     else:
         typer.echo(answers.index_line(result))
+        if not result["files"]:
+            typer.echo("kvd: there is nothing to index here yet", err=True)
+
+
+def forget(
+    path: Annotated[str, typer.Argument(help="Anywhere in the repository, which need not exist any more.")] = ".",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, also on a terminal.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a repository's index. Its KV makes room for other KV in time; conversations and notes stay."""
+    from kvd.rpc.client import Client
+
+    folder = absolute(path)
+    asks = sys.stdin.isatty() and not (yes or as_json)
+    if asks and not typer.confirm(f"Remove the index of {answers.clean_line(folder)}?", err=True):
+        raise typer.Exit(1)
+    with Client.connect() as client:
+        result: dict[str, Any] = client.call("forget", {"path": folder})
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        freed = file_size(result["freed_bytes"])
+        typer.echo(f"removed the index of {answers.clean_line(result['repo'])} ({freed})")
 
 
 def search(

@@ -16,7 +16,7 @@ import typer
 from kvd.errors import CancelledError, DownloadError, KvdError
 from kvd.models.active import ActiveModel, active_model, local_copy, use_entry, use_file
 from kvd.models.catalogue import CATALOGUE, CatalogueEntry, Source, entry_named, find
-from kvd.models.machine import Machine, choose, probe
+from kvd.models.machine import Machine, choose, larger, probe
 from kvd.types import Progress, ProgressCallback
 
 from .interrupts import interrupts_raised
@@ -101,6 +101,9 @@ def _print_done(done: _Done, machine: Machine, as_json: bool) -> None:
     elif done.reason == "the file you named":
         typer.echo(f"model:   {_title(done.entry)}\nchosen:  {done.reason}")
     typer.echo(f"file:    {done.active.path}\nnext:    {_NEXT}")
+    if done.entry is not None and (better := larger(done.entry, machine)):
+        typer.echo(f"better:  {better.name} has room here too, answers better and more slowly:")
+        typer.echo(f"         kvd setup --model {better.name}")
 
 
 def _done_json(done: _Done, machine: Machine) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def lines(state: dict[str, Any]) -> list[str]:
     shown = [
         _daemon_line(state["daemon"]),
         _model_line(state),
-        _engine_line(state["engine"], state["reuse_setting"]),
+        _engine_line(state["engine"], state["reuse_setting"], state["model"]),
         *_device_lines(state["engine"]),
         *_pool_lines(state),
         _store_line(state["store"]),
@@ -59,11 +59,13 @@ def _gate_words(gate: dict[str, Any] | None) -> str:
     return f" (checked: reuse {gate['reuse']}, {measured}, recompute {gate['recompute']})"
 
 
-def _engine_line(engine: dict[str, Any], reuse_setting: bool) -> str:
+def _engine_line(engine: dict[str, Any], reuse_setting: bool, model: dict[str, Any] | None) -> str:
     if engine["state"] == "stopped":
         setting = "" if reuse_setting else "; reuse off in the settings"
         return f"engine   not loaded (the next question loads it){setting}"
     parts = [engine["state"]]
+    if model and model["sha256"] and engine.get("model_sha256", model["sha256"]) != model["sha256"]:
+        parts.append(f"still with {engine.get('model', 'another model')}: the next question loads {model['name']}")
     if engine.get("reuse"):
         reason = engine.get("reuse_reason")
         parts.append(f"reuse {engine['reuse']}" + (f" ({reason})" if reason else ""))

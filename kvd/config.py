@@ -127,6 +127,9 @@ class Settings:
         "Files that only look like secrets, as patterns of .gitignore with blanks between: tests/certs/ *.example.pem",
     )
     max_file_bytes: int = _setting(1_000_000, "Larger files are not indexed.", repository="less")
+    folder_files: int = _setting(
+        20_000, "Most files of a folder without git; one with more is not indexed.", high=200_000, repository="less"
+    )
     watch: bool = _setting(
         True, "Index what changes in the repositories in use before the next question comes.", repository="less"
     )

@@ -28,6 +28,7 @@ from kvd.rpc import framing, messages
 from kvd.rpc.messages import Message, Request, RpcError
 from kvd.rpc.params import (
     AskParams,
+    ForgetParams,
     GcParams,
     IndexParams,
     InitializeParams,
@@ -86,6 +87,7 @@ class Daemon:
             "search": (SearchParams, self._search),
             "ask": (AskParams, self._ask),
             "prefetch": (PrefetchParams, self._prefetch),
+            "forget": (ForgetParams, self._forget),
             "gc": (GcParams, self._gc),
             "shutdown": (ShutdownParams, self._shutdown),
             **session_methods(service),
@@ -281,6 +283,9 @@ class Daemon:
             budget=params.budget,
         )
         return await self._service.prefetch(caller.client, messages.check_folder(params.repo), draft)
+
+    async def _forget(self, params: ForgetParams, caller: Caller) -> Message:
+        return await self._service.forget(messages.check_folder(params.path))
 
     async def _gc(self, params: GcParams, caller: Caller) -> Message:
         return await self._service.gc()

@@ -39,6 +39,8 @@ class ActiveModel:
     name: str
     path: Path
     sha256: str
+    chosen: bool = True
+    """By somebody; false for the one that is there without."""
 
 
 def active_model() -> ActiveModel:
@@ -53,7 +55,7 @@ def active_model() -> ActiveModel:
         packaged = installed_smollm()
         if packaged is None:
             raise NoModelError("no model is set up", hint="kvd setup")
-        return ActiveModel(catalogue.SMOLLM2_135M.name, packaged, _hash(packaged, record))
+        return ActiveModel(catalogue.SMOLLM2_135M.name, packaged, _hash(packaged, record), chosen=False)
     path = Path(chosen["path"])
     if _is_gone(path):
         raise NoModelError(f"the model file {path} is gone", hint="kvd setup")

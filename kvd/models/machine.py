@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvd.models.catalogue import (
+    CATALOGUE,
     QWEN_CODER_05B,
     QWEN_CODER_7B,
     QWEN_CODER_15B,
@@ -25,6 +26,7 @@ _ROOMY_MEMORY = 7_500_000_000
 
 _ROOMY_CORES = 4
 _PROBE_SECONDS = 5.0
+_LIBRARIES = (".so", ".dylib", ".dll")
 _GPU_BACKENDS = ("cuda", "hip", "metal", "vulkan", "sycl")
 
 
@@ -63,6 +65,12 @@ def choose(machine: Machine, *, hub: bool = True) -> CatalogueEntry:
         (QWEN_CODER_05B, _has_room(machine, QWEN_CODER_05B)),
     ]
     return next((entry for entry, fits in suits if fits and (hub or entry.packages)), SMOLLM2_135M)
+
+
+def larger(entry: CatalogueEntry, machine: Machine) -> CatalogueEntry | None:
+    """The next larger model, where the machine has room for it."""
+    following = CATALOGUE[CATALOGUE.index(entry) + 1 :]
+    return next((other for other in following[:1] if _has_room(machine, other)), None)
 
 
 def _has_room(machine: Machine, entry: CatalogueEntry) -> bool:
@@ -197,4 +205,6 @@ def _has_gpu_build() -> bool:
         files = metadata.distribution("llama-cpp-python").files or []
     except metadata.PackageNotFoundError:
         return False
-    return any(f"ggml-{backend}" in file.name for file in files for backend in _GPU_BACKENDS)
+    # Its headers name all backends.
+    libraries = [file.name for file in files if file.suffix in _LIBRARIES or ".so." in file.name]
+    return any(f"ggml-{backend}" in name for name in libraries for backend in _GPU_BACKENDS)

@@ -156,6 +156,11 @@ class PrefetchParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetParams:
+    path: str = _param((str,))
+
+
+@dataclass(frozen=True, slots=True)
 class GcParams:
     pass
 

@@ -139,6 +139,8 @@ class Asker:
             emit({"kind": "token", "text": NOTHING_RELEVANT})
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
         model = await asyncio.to_thread(active_model)
+        if not model.chosen and not self._engine.started:
+            notices.add(f"no model is set up: {model.name} answers, a very small one (kvd setup gets a better one)")
 
         def on_event(event: str, data: dict[str, Any]) -> None:
             if event == "token":

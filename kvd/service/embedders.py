@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from kvd.config import DEFAULT_EMBEDDER, Settings
-from kvd.errors import ModelError, UsageError
-from kvd.models.embedding import EmbeddingModel, read_embedding_model
+from kvd.errors import ModelError
+from kvd.models.embedder import HINT, embedder_path, read_embedder
+from kvd.models.embedding import EmbeddingModel
 from kvd.service.embedding_child import EmbeddingChild
 from kvd.service.indexer import Means
 
@@ -16,7 +16,6 @@ Stamp = tuple[tuple[object, ...], ...]
 
 _INLINE_S = 0.25
 """For so long the default embedder, which is fast, works at the end of an index run; the rest follows behind."""
-_HINT = "kvd config unset embedder"
 
 
 class Embedders:
@@ -37,11 +36,10 @@ class Embedders:
             if settings.embedder == DEFAULT_EMBEDDER:
                 self._close()
                 return Means(None, _INLINE_S)
-            path = Path(os.path.expanduser(settings.embedder))
-            _check(path)
+            path = embedder_path(settings.embedder)
             if self._child is None or self._model is None or _stamp(path, self._model) != self._stamp:
                 self._close()
-                self._child, self._model = None, _read(path)
+                self._child, self._model = None, read_embedder(path)
                 # Before the files are read whole, so that what changes meanwhile is seen the next time.
                 self._stamp = _stamp(path, self._model)
                 self._child = _child(self._model, settings.threads)
@@ -71,16 +69,6 @@ class Embedders:
             self._child.close()
 
 
-def _check(path: Path) -> None:
-    if not path.is_absolute():
-        raise UsageError(f"embedder must be {DEFAULT_EMBEDDER} or an absolute path, not {path}", hint=_HINT)
-    try:
-        path.stat()
-    except (OSError, ValueError) as error:
-        fault = getattr(error, "strerror", None) or error
-        raise UsageError(f"can't read the embedder {path}: {fault}", hint=_HINT) from error
-
-
 def _stamp(path: Path, model: EmbeddingModel) -> Stamp:
     """What changes when another model is there."""
     stamps: list[tuple[object, ...]] = [(str(path),)]
@@ -94,18 +82,9 @@ def _stamp(path: Path, model: EmbeddingModel) -> Stamp:
     return tuple(stamps)
 
 
-def _read(path: Path) -> EmbeddingModel:
-    try:
-        return read_embedding_model(path)
-    except ModelError as error:
-        raise ModelError(f"no embedder: {error.message}", hint=error.hint or _HINT) from error
-    except OSError as error:
-        raise ModelError(f"can't read the embedder {path}: {error.strerror}", hint=_HINT) from error
-
-
 def _child(model: EmbeddingModel, threads: int) -> EmbeddingChild:
     try:
         sha256 = model.sha256()
     except OSError as error:
-        raise ModelError(f"can't read the embedder {model.path}: {error.strerror}", hint=_HINT) from error
+        raise ModelError(f"can't read the embedder {model.path}: {error.strerror}", hint=HINT) from error
     return EmbeddingChild(model.path, sha256, model.dimension, threads, load=model.request(), prompts=model.prompts)

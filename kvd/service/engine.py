@@ -204,7 +204,7 @@ class EngineClient:
             return {"state": "loading", **base}
         await self._refresh_stats(child)
         state = "busy" if self._turns.running else "ready"
-        return {"state": state, **base, **self._keeper.facts, **self._stats}
+        return {"state": state, **base, "model_sha256": self._keeper.model_sha256, **self._keeper.facts, **self._stats}
 
     async def _refresh_stats(self, child: EngineChild) -> None:
         with suppress(TimeoutError, KvdError):

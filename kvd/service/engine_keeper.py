@@ -65,6 +65,11 @@ class EngineKeeper:
     def loading(self) -> bool:
         return self._task is not None and not self._task.done()
 
+    @property
+    def model_sha256(self) -> str | None:
+        """That of the model that the child has, or is about to."""
+        return self._params.model_sha256 if self._params else None
+
     def ready(self, load: LoadParams) -> bool:
         """Whether `loaded` need not wait."""
         task = self._task

@@ -1,10 +1,11 @@
-"""Indexes of folders that are gone: nobody will ask about them again, so `gc` removes them."""
+"""Indexes that nobody will ask about again: of folders that are gone, and of those that were named."""
 
 from __future__ import annotations
 
 import logging
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,11 +43,22 @@ def _remove_if_forgotten(file: Path) -> int | None:
     if root is None or not _is_gone(root):
         return None
     with only_writer(file, cancelled=lambda: True):
-        if not _is_gone(root):
-            return None
-        size = paths.bytes_on_disk(file)
-        for suffix in _SUFFIXES:
-            file.with_suffix(suffix).unlink(missing_ok=True)
+        return _remove(file) if _is_gone(root) else None
+
+
+def remove_index(root: Path, cancelled: Callable[[], bool]) -> int | None:
+    """The bytes that were given back; None where there is no index of `root`. Another indexer is waited for."""
+    file = paths.index_file(root)
+    if not any(file.with_suffix(suffix).exists() for suffix in _SUFFIXES):
+        return None
+    with only_writer(file, cancelled):
+        return _remove(file)
+
+
+def _remove(file: Path) -> int:
+    size = paths.bytes_on_disk(file)
+    for suffix in _SUFFIXES:
+        file.with_suffix(suffix).unlink(missing_ok=True)
     return size
 
 

@@ -169,7 +169,7 @@ class _Run:
                     self.cancelled,
                     matcher(self.settings.not_secret),
                 )
-                update.run(list_files(self.root))
+                update.run(list_files(self.root, self.settings.folder_files))
             writer.finish()
             self._fill(db, embedder)
             held = counts(db)

@@ -19,6 +19,7 @@ from kvd.recall.rank import search
 from kvd.service.background import Background
 from kvd.service.embedders import Embedders
 from kvd.service.filler import Filler
+from kvd.service.forgotten import remove_index
 from kvd.service.indexer import Means, fill_index, is_complete, update_index
 from kvd.service.threads import run_cancellable
 from kvd.source.cutter import WarmCutters
@@ -114,6 +115,13 @@ class Repositories:
             except BusyError as error:
                 work.busy = time.monotonic(), error
                 raise
+
+    async def forget(self, root: Path) -> int | None:
+        """Remove the index of `root`: the bytes that were given back, None where there was none."""
+        with self._at_work(root) as work:
+            async with work.turn:
+                self._latest.pop(root, None)
+                return await run_cancellable(lambda cancelled: remove_index(root, cancelled))
 
     async def update_if_possible(self, root: Path, settings: Settings, on_progress: ProgressCallback) -> str:
         """`update`, but where the index can be read and not written it stays as it is. Returns why, or ""."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 
 from kvd import paths
 from kvd.config import Settings, load_settings
-from kvd.errors import KvdError, NoModelError
+from kvd.errors import KvdError, NoModelError, RepositoryError
 from kvd.kv.store import BlockStore
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
@@ -145,6 +146,15 @@ class Service:
         """A client is gone: nothing is kept for it."""
         self._engine.drafts.release(client)
 
+    async def forget(self, path: str) -> dict[str, Any]:
+        """Remove the index of the repository that `path` is in, which need not exist any more."""
+        root = await asyncio.to_thread(_nominal_root, Path(path))
+        self._watching.forget(root)
+        freed = await self._repositories.forget(root)
+        if freed is None:
+            raise RepositoryError(f"there is no index of {root}", hint="kvd status")
+        return {"repo": str(root), "freed_bytes": freed}
+
     async def gc(self) -> dict[str, Any]:
         """Bring the KV store under its cap, and remove indexes of folders that are gone."""
         indexes = await asyncio.to_thread(remove_forgotten)
@@ -185,9 +195,9 @@ class Service:
         except NoModelError:
             return None
         except KvdError as error:
-            return {"name": None, "path": None, "error": error.message, "gate": None}
+            return {"name": None, "path": None, "sha256": None, "error": error.message, "gate": None}
         gate = self._verdicts.get(model.sha256)
-        return {"name": model.name, "path": str(model.path), "error": "", "gate": gate}
+        return {"name": model.name, "path": str(model.path), "sha256": model.sha256, "error": "", "gate": gate}
 
     async def _store_state(self, settings: Settings | None = None) -> dict[str, Any]:
         settings = settings or _settings_or_fault()[0]
@@ -224,6 +234,11 @@ class Service:
         await self._repositories.close()
         await self._engine.stop()
         await asyncio.to_thread(self._writer.close, _FLUSH_SECONDS)
+
+
+def _nominal_root(path: Path) -> Path:
+    folder = Path(os.path.realpath(path))
+    return paths.git_root(folder) or folder
 
 
 async def _settings_for(root: Path) -> Settings:

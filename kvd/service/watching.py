@@ -88,6 +88,11 @@ class Watching:
             held[0].used()
         asyncio.get_running_loop().run_in_executor(None, note_use, root)
 
+    def forget(self, root: Path) -> None:
+        """Its index goes."""
+        if root in self._tended:
+            self._end(root)
+
     def _allowed(self) -> bool:
         """Whether the settings have anything watched; ends all watches if not."""
         with suppress(KvdError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -47,14 +48,20 @@ class Listing:
 def find_root(path: Path) -> Path:
     """The resolved git root at or above `path`, else the folder itself.
 
-    Raises `RepositoryError` if there is no such path, it is not a folder, or it can't be read; also for a home
-    folder or `/` without git, which nobody means to have indexed.
+    Raises `RepositoryError` if there is no such path, it is not a folder, or it can't be read; also for folders
+    without git that nobody means to have indexed: homes, the folder of temporary files, `/`.
     """
     folder = checked_folder(path)
     root = git_root(folder)
-    if root is None and folder in (Path(folder.anchor), Path(os.path.realpath(Path.home()))):
+    if root is None and folder in _no_projects():
         raise RepositoryError(f"{folder} is no repository", hint="cd to a project, or name its folder")
     return root or folder
+
+
+def _no_projects() -> set[Path]:
+    home = Path.home()
+    folders = (Path(home.anchor), home, home.parent, Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"))
+    return {Path(os.path.realpath(folder)) for folder in folders}
 
 
 def checked_folder(path: Path) -> Path:
@@ -73,16 +80,32 @@ def checked_folder(path: Path) -> Path:
     return folder
 
 
-def list_files(root: Path) -> Listing:
-    """The files of the resolved folder `root`; deleted ones are left out, what is passed over is counted."""
+def list_files(root: Path, most_without_git: int = MAX_FILES) -> Listing:
+    """The files of the resolved folder `root`; deleted ones are left out, what is passed over is counted.
+
+    Raises `RepositoryError` for a folder without git that has more files, or no file but other repositories.
+    """
     names = _git_names(root)
     listing = _stat_all(root, walk_folder(root, MAX_FILES + 1) if names is None else names)
+    if git_root(root) is None:
+        _check_project(root, listing, most_without_git)
     left_out = own_rules(root, (entry.path for entry in listing.files))
     kept = [entry for entry in listing.files if not left_out(entry.path)]
     if len(kept) < len(listing.files):
         listing.skipped[IGNORED] += len(listing.files) - len(kept)
         listing.files = kept
     return listing
+
+
+def _check_project(root: Path, listing: Listing, most: int) -> None:
+    if len(listing.files) > most:
+        raise RepositoryError(
+            f"{root} is no git repository and has more than {most:,} files: is all of it one project?",
+            hint=f"cd to a project, or: kvd config set folder_files {MAX_FILES}",
+        )
+    if not listing.files and (inner := listing.skipped["submodule"]):
+        repositories = "a repository" if inner == 1 else f"{inner:,} repositories"
+        raise RepositoryError(f"{root} holds {repositories} and no files of its own", hint="cd to one of them")
 
 
 def _git_names(root: Path) -> list[str] | None:

@@ -125,3 +125,22 @@ def test_what_a_request_says_goes_before_the_settings() -> None:
     assert _applied(Question("", 0.0, reuse=True, rerank_ms=0), settings) == Settings(reuse=True, rerank_ms=0)
     # What is computed afresh once is no reason to load the model anew.
     assert _applied(Question("", 0.0, reuse=False), Settings()).reuse
+
+
+def test_an_embedder_that_could_not_be_used_is_refused_and_nothing_written(kvd: Kvd, repository: Path) -> None:
+    wrong = repository / "src"
+    for value, words in (("/nowhere", "can't read the embedder"), ("model.gguf", "absolute"), (str(wrong), "embedder")):
+        done = kvd.run("config", "set", "embedder", value)
+        assert (done.returncode > 0, words in done.stderr, done.stdout) == (True, True, ""), done
+    assert not paths.config_file().exists()
+    assert kvd.run("config", "--repo", "/nowhere/at/all").returncode == 5
+
+
+def test_a_variable_that_means_nothing_is_told_of(
+    kvd: Kvd, repository: Path, fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVD_TOPK", "3")
+    monkeypatch.setenv("KVD_HOOKS", "0")
+    done = kvd.run("search", "session", cwd=repository)
+    assert "there is no setting KVD_TOPK: did you mean KVD_TOP_K?" in done.stderr
+    assert "KVD_HOOKS" not in done.stderr

@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from kvd.models.catalogue import CATALOGUE
-from kvd.models.machine import Machine, choose, parse_nvidia_smi, probe
+from kvd.models.machine import Machine, _has_gpu_build, choose, larger, parse_nvidia_smi, probe
 
 GB = 10**9
 SMALL, HALF, MIDDLE, LARGE = (entry.name for entry in CATALOGUE)
@@ -173,3 +175,25 @@ def test_this_machine_can_be_looked_at_without_loading_a_model_library() -> None
         "assert not {'torch', 'llama_cpp', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_gpu_build_has_a_library_for_it_and_not_its_header_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        files: ClassVar[list[Path]] = []
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed)
+    for name, has in (
+        ("include/ggml-cuda.h", False),
+        ("lib/libggml-cpu.so", False),
+        ("lib/libggml-cuda.so", True),
+        ("lib/libggml-vulkan.so.0", True),
+        ("lib/libggml-metal.dylib", True),
+    ):
+        Installed.files = [Path("include/ggml-metal.h"), Path(name)]
+        assert _has_gpu_build() is has
+
+
+def test_the_next_larger_model_where_there_is_room() -> None:
+    machine = Machine(memory=24 * GB, available=20 * GB, cores=2)
+    assert [larger(entry, machine) for entry in CATALOGUE] == [*CATALOGUE[1:], None]
+    assert larger(CATALOGUE[1], Machine(memory=4 * GB, available=2 * GB, cores=2)) is None

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -268,6 +270,35 @@ def test_find_root(repository: Path, tmp_path_factory: pytest.TempPathFactory) -
     assert find_root(plain) == plain
     (plain / "link").symlink_to(repository / "src")
     assert find_root(plain / "link") == repository
+
+
+def test_folders_that_nobody_means_to_have_indexed(isolated_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(isolated_home / "tmp"))
+    (isolated_home / "tmp" / "work").mkdir(parents=True)
+    for folder in (Path("/"), Path.home(), Path.home().parent, Path("/tmp"), isolated_home / "tmp"):
+        with pytest.raises(RepositoryError, match="is no repository"):
+            find_root(folder)
+    assert find_root(isolated_home / "tmp" / "work") == isolated_home / "tmp" / "work"
+
+
+def test_a_folder_without_git_may_be_no_project(tmp_path: Path, git: Git) -> None:
+    write(tmp_path, "a.py", "b.py", "c.py")
+    assert len(list_files(tmp_path, 3).files) == 3
+    with pytest.raises(RepositoryError, match="more than 2 files") as caught:
+        list_files(tmp_path, 2)
+    assert "folder_files" in caught.value.hint
+    git(tmp_path, "init", "-q")
+    assert len(list_files(tmp_path, 2).files) == 3
+
+
+def test_a_folder_of_repositories_is_none(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        subprocess.run(["git", "init", "-q", str(tmp_path / name)], check=True, env=git_environment())
+        write(tmp_path / name, "a.py")
+    with pytest.raises(RepositoryError, match="holds 2 repositories and no files of its own"):
+        list_files(tmp_path)
+    write(tmp_path, "b.py")
+    assert listed(tmp_path) == ["b.py"]
 
 
 @pytest.mark.parametrize("name", ["missing", "a.py", "nul\0", "x" * 5000])
