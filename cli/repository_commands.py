@@ -50,6 +50,9 @@ MaxTokens = Annotated[
     ),
 ]
 
+_AT_ONCE = ("session/", "note/", "forget")
+"""Methods that tell no stages."""
+
 
 def index(
     path: Annotated[str, typer.Argument(help="Anywhere in the repository.")] = ".",
@@ -70,18 +73,10 @@ def index(
 
 def forget(
     path: Annotated[str, typer.Argument(help="Anywhere in the repository, which need not exist any more.")] = ".",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, also on a terminal.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove a repository's index. Its KV makes room for other KV in time; conversations and notes stay."""
-    from kvd.rpc.client import Client
-
-    folder = absolute(path)
-    asks = sys.stdin.isatty() and not (yes or as_json)
-    if asks and not typer.confirm(f"Remove the index of {answers.clean_line(folder)}?", err=True):
-        raise typer.Exit(1)
-    with Client.connect() as client:
-        result: dict[str, Any] = client.call("forget", {"path": folder})
+    result = call("forget", {"path": absolute(path)})
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -194,8 +189,7 @@ def call(method: str, params: dict[str, Any], stream: answers.Stream | None = No
         # There is something to tidy up: the bar, the line that is begun, the request.
         with interrupts_raised(), Client.connect() as client:
             tell_unreached(client.server)
-            # What is done at once tells no stages.
-            return client.call(method, params, None if method.startswith(("session/", "note/")) else on_progress)
+            return client.call(method, params, None if method.startswith(_AT_ONCE) else on_progress)
     except BaseException as error:
         if stream is not None:
             stream.break_off()
