@@ -30,6 +30,7 @@ METHODS = {
     "note/add": params.NoteAddParams,
     "note/list": params.NoteListParams,
     "note/delete": params.NoteDeleteParams,
+    "forget": params.ForgetParams,
     "gc": params.GcParams,
     "shutdown": params.ShutdownParams,
 }
