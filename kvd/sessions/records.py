@@ -82,6 +82,22 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """A turn that bears on a question. A higher `score` is better; scores of one question are comparable. `cited` is
+    the code that the answer cites: paths, and texts as they were."""
+
+    session_id: int
+    session: str
+    number: int
+    asked_at: float
+    commit: str
+    question: str
+    answer: str
+    score: float
+    cited: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What is to be kept in mind about a repository, in all its sessions. Numbers stay when others are deleted."""
 

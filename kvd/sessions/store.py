@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,16 @@ class SessionStore:
         return [str(row[0]) for row in rows]
 
     def add_turn(
-        self, session: Session, turn: Turn, chunks: Sequence[SaidChunk], state: str, model: tuple[str, str]
+        self,
+        session: Session,
+        turn: Turn,
+        chunks: Sequence[SaidChunk],
+        state: str,
+        model: tuple[str, str],
+        cited: Collection[int] = (),
     ) -> None:
-        """Write a turn with the chunks that it brought in, all or nothing. `model`: name and sha256 of its file.
+        """Write a turn with the chunks that it brought in, all or nothing. `model`: name and sha256 of its file;
+        `cited`: labels of the code that the answer cites.
 
         Raises `UsageError` where the session has been deleted, or another turn came first.
         """
@@ -108,6 +115,7 @@ class SessionStore:
                 raise UsageError(f"the session {session.name} went on without this answer", hint="ask again")
             _add_turn(db, session.id, turn)
             _add_chunks(db, session.id, chunks)
+            db.executemany("INSERT INTO cited VALUES (?, ?, ?)", [(session.id, turn.number, label) for label in cited])
             db.execute(
                 "UPDATE sessions SET used_at = ?, state = ?, model = ?, model_sha256 = ?, closed = 0 WHERE id = ?",
                 (self._clock(), state, *model, session.id),
@@ -127,7 +135,7 @@ class SessionStore:
                     (new_name, now, now, source.id),
                 )
                 fork = _find(db, root, new_name)
-                for table in ("turns", "chunks"):
+                for table in ("turns", "chunks", "cited"):
                     columns = ", ".join(_columns(db, table)[1:])
                     db.execute(
                         f"INSERT INTO {table} SELECT ?, {columns} FROM {table} WHERE session_id = ?",
