@@ -18,7 +18,8 @@ from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
 from kvd.service.engine_params import ask_params, load_params
-from kvd.service.follow_up import blended, sources_of
+from kvd.service.follow_up import Used, blended, used_in
+from kvd.service.memories import Recalled
 from kvd.service.repositories import Mend, Repositories, Tell
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
@@ -55,6 +56,7 @@ class Question:
     max_tokens: int | None = None
     reuse: bool | None = None
     rerank_ms: int | None = None
+    memory: bool | None = None
     session: str | None = None
     """The session that it goes on with, or begins."""
 
@@ -134,8 +136,9 @@ class Asker:
         await update()
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
         hits = await self._recall(root, question, wanted, talk, notices.add, update)
+        recalled = await self._conversations.recall(talk, question.text) if talk and settings.memory else []
         clock = _Clock(question.received)
-        if not hits and not (talk and talk.turns):
+        if not hits and not recalled and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
         model = await asyncio.to_thread(active_model)
@@ -152,18 +155,22 @@ class Asker:
             ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
         hits = ranked.hits[: settings.top_k]
         reuse = settings.reuse and question.reuse is not False
+        pieces = [*hits, *(memory.hit for memory in recalled)]
         pinned = await self._conversations.pinned(root) if talk else ""
         params = await asyncio.to_thread(
-            partial(ask_params, question.text, reuse, settings, hits, talk=talk, pinned=pinned)
+            partial(ask_params, question.text, reuse, settings, pieces, talk=talk, pinned=pinned)
         )
         answer = await self._engine.ask(load_params(settings, model), params, on_event)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
-        result = _result(answer.result, answer.model, hits, times, talk)
+        prompt = [int(index) for index in answer.result["chunks"]]
+        used = _used(talk, hits, recalled, prompt, answer.result)
+        result = _result(answer.result, answer.model, used, times, talk)
         if talk is not None:
-            told = answer.result["conversation"]
-            added = [hits[int(index)].chunk for index in answer.result["chunks"]]
+            added = [pieces[index].chunk for index in prompt]
             known = (answer.model, model.sha256)
-            await self._conversations.add(talk, question.text, result, added, told, known)
+            await self._conversations.add(
+                talk, question.text, result, added, answer.result, known, used.cited, used.quotes
+            )
         return {**result, **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
@@ -244,6 +251,7 @@ def _applied(question: Question, settings: Settings) -> Settings:
     return replace(
         settings,
         reuse=settings.reuse or question.reuse is True,
+        memory=settings.memory if question.memory is None else question.memory,
         rerank_ms=settings.rerank_ms if question.rerank_ms is None else question.rerank_ms,
         top_k=question.top_k or settings.top_k,
         budget=question.budget or settings.budget,
@@ -251,24 +259,28 @@ def _applied(question: Question, settings: Settings) -> Settings:
     )
 
 
-def _result(
-    result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float], talk: Talk | None
-) -> dict[str, Any]:
-    prompt = [int(index) for index in result["chunks"]]
+def _used(
+    talk: Talk | None, hits: list[Hit], recalled: list[Recalled], prompt: list[int], result: dict[str, Any]
+) -> Used:
     answer = str(result["answer"])
-    if talk is None:
-        cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
-        # Hits are in rank order, so are the sources.
-        sources = [(hits[index], index in cited) for index in sorted(prompt)]
-    else:
-        sources = sources_of(talk, hits, prompt, answer, result["conversation"]["state"]["held"])
+    if talk is not None:
+        return used_in(talk, hits, recalled, prompt, answer, result["conversation"]["state"]["held"])
+    cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
+    # Hits are in rank order, so are the sources.
+    return Used([(hits[index], index in cited) for index in sorted(prompt)])
+
+
+def _result(
+    result: dict[str, Any], model: str, used: Used, timings: dict[str, float], talk: Talk | None
+) -> dict[str, Any]:
     return {
-        "answer": answer,
+        "answer": str(result["answer"]),
         "model": model,
         "session": talk.session.name if talk else None,
         "conversation": _conversation(talk, result["conversation"]) if talk else None,
         "finish": str(result.get("finish", "stop")),
-        "sources": [source_json(hit, is_cited) for hit, is_cited in sources],
+        "sources": [source_json(hit, is_cited) for hit, is_cited in used.sources],
+        "memories": [{**quote.to_json(), "cited": is_cited} for quote, is_cited in used.memories],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
         "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},
@@ -288,6 +300,7 @@ def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
         "conversation": None,
         "finish": "stop",
         "sources": [],
+        "memories": [],
         "tokens": dict.fromkeys(TOKEN_KINDS, 0),
         "timings_ms": clock.timings(Reranked([])),
         "steps_ms": {},

@@ -17,15 +17,15 @@ from kvd.recall.stems import query_terms, terms
 from kvd.recall.words import WORDS_VERSION
 from kvd.service.threads import run_cancellable
 from kvd.sessions.memory_index import MemoryIndex, Waiting, Wanted
-from kvd.sessions.records import Memory
+from kvd.sessions.records import Memory, Quote
 from kvd.sessions.when import Span, read_times
 from kvd.types import Chunk, Hit
 
 IN_PROMPT = 2
 """Turns that a question recalls, at most."""
-BEARS = 0.55
-"""What a turn's score has to be for a question to recall it."""
-FOUND = 0.3
+BEARS = 0.65
+"""What a turn's score has to be for a question to recall it, see `tests/service/test_memories.py`."""
+FOUND = 0.4
 """The same for who searches."""
 
 _BATCH = 64
@@ -47,26 +47,16 @@ class Recalled:
     memory: Memory
     stale: bool
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def quote(self) -> Quote:
         memory = self.memory
-        return {
-            "session": memory.session,
-            "turn": memory.number,
-            "asked_at": memory.asked_at,
-            "commit": memory.commit,
-            "stale": self.stale,
-        }
+        return Quote(memory.session_id, memory.session, memory.number, memory.asked_at, memory.commit, self.stale)
 
-    def found_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As a search shows it."""
         memory = self.memory
-        answer = shortened(memory.answer, _LONGEST_ANSWER)
-        return {
-            **self.to_json(),
-            "question": memory.question,
-            "answer": answer,
-            "score": round(memory.score, 4),
-        }
+        said = {"question": memory.question, "answer": shortened(memory.answer, _LONGEST_ANSWER)}
+        return {**self.quote.to_json(), **said, "score": round(memory.score, 4)}
 
     @property
     def hit(self) -> Hit:

@@ -91,6 +91,26 @@ INSERT OR IGNORE INTO cited
         AND start_line = json_extract(source.value, '$.start_line')
         AND end_line = json_extract(source.value, '$.end_line')
     WHERE json_extract(source.value, '$.cited');
+-- Which chunks of a prompt are turns that were recalled: those of the session `source_id`, which may be gone.
+CREATE TABLE quoted (
+    session_id INTEGER NOT NULL,
+    label      INTEGER NOT NULL,
+    source_id  INTEGER NOT NULL,
+    session    TEXT NOT NULL,
+    turn       INTEGER NOT NULL,
+    asked_at   REAL NOT NULL,
+    commit_id  TEXT NOT NULL,
+    stale      INTEGER NOT NULL,
+    PRIMARY KEY (session_id, label),
+    FOREIGN KEY (session_id, label) REFERENCES chunks (session_id, label) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX quoted_by_source ON quoted (source_id);
+-- Stored KV of turns that were recalled.
+CREATE TABLE quoted_blocks (
+    source_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    key       BLOB NOT NULL,
+    PRIMARY KEY (source_id, key)
+) STRICT, WITHOUT ROWID;
 -- Turns that can be found; `root` and `asked_at` are those of session and turn.
 CREATE TABLE memories (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,

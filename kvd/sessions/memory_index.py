@@ -226,8 +226,8 @@ def _load(db: apsw.Connection, scores: dict[int, float]) -> list[Memory]:
     """The turns, the oldest session first."""
     rows = _rows(
         db,
-        "SELECT memories.id, session_id, name, number, turns.asked_at, commit_id, question, answer FROM json_each(?) AS wanted"
-        " JOIN memories ON memories.id = wanted.value JOIN turns USING (session_id, number)"
+        "SELECT memories.id, session_id, name, number, turns.asked_at, commit_id, question, answer"
+        " FROM json_each(?) AS wanted JOIN memories ON memories.id = wanted.value JOIN turns USING (session_id, number)"
         " JOIN sessions ON sessions.id = session_id ORDER BY session_id",
         (json.dumps(list(scores)),),
     )

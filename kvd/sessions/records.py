@@ -98,6 +98,24 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Quote:
+    """A turn of the session `source_id` as a chunk of a prompt. `stale`: code that it cites had changed by then.
+    `blocks` are the keys of its stored KV."""
+
+    source_id: int
+    session: str
+    turn: int
+    asked_at: float
+    commit: str
+    stale: bool
+    blocks: tuple[bytes, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("session", "turn", "asked_at", "commit", "stale")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What is to be kept in mind about a repository, in all its sessions. Numbers stay when others are deleted."""
 
@@ -112,12 +130,13 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """What went with a session: its engine state and its family; `last`: no other session of the family is left.
-    `kept` are the states of those that are."""
+    `kept` are the states of those that are. `quoted`: keys of what is stored of it as a part of other prompts."""
 
     family: bytes
     state: str
     last: bool
     kept: tuple[str, ...]
+    quoted: tuple[bytes, ...] = ()
 
 
 def content_hash(text: str) -> bytes:

@@ -71,7 +71,21 @@ class Answerer:
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
-        return Turn(self, fitted(self, question, listener), listener).run()
+        result = Turn(self, fitted(self, question, listener), listener).run()
+        return {**result, "quoted": self._quoted(question, result["chunks"])}
+
+    def _quoted(self, question: Question, chosen: Sequence[int]) -> dict[str, list[str]]:
+        """Keys of what is stored of the chosen pieces that are turns, by label."""
+        if self.reuse is None:
+            return {}
+        first = question.conversation.labels + 1 if question.conversation else 1
+        pieces = {label: question.pieces[index] for label, index in enumerate(chosen, first)}
+        addresses = self.reuse.pager.addresses
+        return {
+            str(label): [block.key.hex() for block in addresses(body_of(piece, self.prompts))]
+            for label, piece in pieces.items()
+            if piece.is_said
+        }
 
     def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
