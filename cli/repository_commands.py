@@ -125,6 +125,7 @@ def ask(
         "reuse": False if no_reuse else None,
         "rerank_ms": None,
         "session": session,
+        "memory": None,
     }
     stream = answers.Stream(sys.stdout, quiet=as_json)
     result = call("ask", params, stream)
@@ -171,7 +172,8 @@ def call(method: str, params: dict[str, Any], stream: answers.Stream | None = No
         with interrupts_raised(), Client.connect() as client:
             tell_unreached(client.server)
             # What is done at once tells no stages.
-            return client.call(method, params, None if method.startswith(("session/", "note/")) else on_progress)
+            at_once = method.startswith(("session/", "note/")) and method != "session/search"
+            return client.call(method, params, None if at_once else on_progress)
     except BaseException as error:
         if stream is not None:
             stream.break_off()

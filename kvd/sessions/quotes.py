@@ -1,4 +1,4 @@
-"""Turns of other sessions in a session's prompt: what was recalled stays there, until it is deleted where it is from."""
+"""Turns of other sessions in a session's prompt: they stay there until they are deleted where they are from."""
 
 from __future__ import annotations
 
