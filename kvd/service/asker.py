@@ -13,13 +13,11 @@ from typing import Any
 from kvd.config import Settings
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
-from kvd.service.citations import cited_chunks
 from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
 from kvd.service.engine_params import ask_params, load_params
-from kvd.service.follow_up import Used, blended, used_in
-from kvd.service.memories import Recalled
+from kvd.service.follow_up import Used, blended, used_by
 from kvd.service.repositories import Mend, Repositories, Tell
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
@@ -162,11 +160,10 @@ class Asker:
         )
         answer = await self._engine.ask(load_params(settings, model), params, on_event)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
-        prompt = [int(index) for index in answer.result["chunks"]]
-        used = _used(talk, hits, recalled, prompt, answer.result)
+        used = used_by(talk, hits, recalled, answer.result)
         result = _result(answer.result, answer.model, used, times, talk)
         if talk is not None:
-            added = [pieces[index].chunk for index in prompt]
+            added = [pieces[int(index)].chunk for index in answer.result["chunks"]]
             known = (answer.model, model.sha256)
             await self._conversations.add(
                 talk, question.text, result, added, answer.result, known, used.cited, used.quotes
@@ -257,17 +254,6 @@ def _applied(question: Question, settings: Settings) -> Settings:
         budget=question.budget or settings.budget,
         max_tokens=question.max_tokens or settings.max_tokens,
     )
-
-
-def _used(
-    talk: Talk | None, hits: list[Hit], recalled: list[Recalled], prompt: list[int], result: dict[str, Any]
-) -> Used:
-    answer = str(result["answer"])
-    if talk is not None:
-        return used_in(talk, hits, recalled, prompt, answer, result["conversation"]["state"]["held"])
-    cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
-    # Hits are in rank order, so are the sources.
-    return Used([(hits[index], index in cited) for index in sorted(prompt)])
 
 
 def _result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvd.service.citations import cited_chunks
 from kvd.service.conversations import Talk
@@ -33,8 +34,8 @@ def _place(hit: Hit) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What of a conversation's prompt an answer rests on, best first: code, and turns that were recalled, each with
-    whether it is cited. `cited` are the labels of what is cited, `quotes` has the turns that are new, by label."""
+    """What of a prompt an answer rests on, best first: code, and turns that were recalled, each with whether it is
+    cited. Of a conversation `cited` are the labels of what is cited, `quotes` has the turns that are new, by label."""
 
     sources: list[tuple[Hit, bool]]
     memories: list[tuple[Quote, bool]] = field(default_factory=list)
@@ -42,7 +43,17 @@ class Used:
     quotes: dict[int, Quote] = field(default_factory=dict)
 
 
-def used_in(
+def used_by(talk: Talk | None, hits: Sequence[Hit], recalled: Sequence[Recalled], result: dict[str, Any]) -> Used:
+    """What the engine's `result` for a question rests on; what was `recalled` stood behind the hits."""
+    prompt, answer = [int(index) for index in result["chunks"]], str(result["answer"])
+    if talk is not None:
+        return _used_in(talk, hits, recalled, prompt, answer, result["conversation"]["state"]["held"])
+    cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
+    # Hits are in rank order, so are the sources.
+    return Used([(hits[index], index in cited) for index in sorted(prompt)])
+
+
+def _used_in(
     talk: Talk,
     hits: Sequence[Hit],
     recalled: Sequence[Recalled],
@@ -50,8 +61,8 @@ def used_in(
     answer: str,
     labels_held: Collection[int],
 ) -> Used:
-    """What was in the prompt of the hits and of what was `recalled` behind them, now `added` or there before; then
-    what else of the conversation is cited. `labels_held` are in the prompt now."""
+    """What was in the prompt of the hits and of what was `recalled`, now `added` or there before; then what else of the
+    conversation is cited. `labels_held` are in the prompt now."""
     pieces = [*hits, *(memory.hit for memory in recalled)]
     labels = dict(enumerate(added, talk.labels + 1))
     held = {label: chunk for label, chunk in talk.held.items() if label in labels_held}
