@@ -171,7 +171,7 @@ class Conversations:
             for label, c in enumerate(chunks, talk.labels + 1)
         ]
         names = ("answer", "finish", "sources", "tokens", "timings_ms")
-        blocks, told = told.get("quoted", {}), told["conversation"]
+        blocks, told = told["quoted"], told["conversation"]
         quotes = {
             label: replace(quote, blocks=tuple(map(bytes.fromhex, blocks.get(str(label), ()))))
             for label, quote in quotes.items()

@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp2, fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,8 @@ _HALVED_AFTER = 30 * 86_400.0
 
 _LENGTH = 127.0
 """What a vector's length of 1 is stored as."""
-_CANDIDATES = 50
+_CANDIDATES = 20
+"""Turns that are looked at for their words, and as many for their vectors; more where more are wanted."""
 _MAX_TERMS = 32
 _FEW = 200
 _MOST_ROOTS = 4
@@ -119,16 +120,20 @@ class MemoryIndex:
 
         Of forks' copies of a turn the first is found. `without` are turns to leave out, by time and question.
         """
+        best: list[Memory] = []
         with opened(self.path) as db, db:
             if wanted.terms:
-                scores = _scores(db, self._known(db, root), wanted)
+                scores = _scores(db, self._known(db, root), wanted, max(_CANDIDATES, most + len(without)))
             else:
                 scores = _latest(db, root, wanted.span, most + len(without)) if wanted.span else {}
             found: dict[tuple[float, str], Memory] = {}
             for memory in _load(db, {number: score for number, score in scores.items() if score >= floor}):
                 if (memory.asked_at, memory.question) not in without:
                     found.setdefault((memory.asked_at, memory.question), memory)
-        return sorted(found.values(), key=lambda memory: (-memory.score, -memory.asked_at))[:most]
+            best = sorted(found.values(), key=lambda memory: (-memory.score, -memory.asked_at))[:most]
+            for place, memory in enumerate(best):
+                best[place] = replace(memory, cited=_cited(db, memory.session_id, memory.number))
+        return best
 
     def _known(self, db: apsw.Connection, root: Path) -> _Vectors:
         """The vectors of a repository, read again where some have come or gone. Ids are never used twice."""
@@ -153,20 +158,21 @@ def _read_vectors(db: apsw.Connection, root: Path, stamp: tuple[int, int]) -> _V
     return _Vectors(stamp, ids, asked_at, numbers.reshape(len(rows), -1 if rows else 0).astype(np.float32))
 
 
-def _scores(db: apsw.Connection, known: _Vectors, wanted: Wanted) -> dict[int, float]:
-    """What the turns are worth that say the words best or are nearest."""
+def _scores(db: apsw.Connection, known: _Vectors, wanted: Wanted, most: int) -> dict[int, float]:
+    """What the turns are worth that say the words best or are nearest, `most` of each."""
     import numpy as np
 
     if not known.ids.size:
         return {}
     asked = np.frombuffer(wanted.vector, np.int8).astype(np.float32)
-    similarity = known.matrix @ asked / np.float32(_LENGTH**2)
+    # Not by the matrix product: it has threads, and on a busy machine waits for them ten times as long as this takes.
+    similarity = np.einsum("ij,j->i", known.matrix, asked) / np.float32(_LENGTH**2)
     near = similarity.copy()
     if wanted.span is not None:
         near[(known.asked_at < wanted.span.since) | (known.asked_at >= wanted.span.until)] = -np.inf
-    rows = np.argpartition(-near, min(_CANDIDATES, near.size) - 1)[:_CANDIDATES]
+    rows = np.argpartition(-near, min(most, near.size) - 1)[:most]
     importance, telling = _importance(db, wanted.terms)
-    said = _saying(db, telling, known, near)
+    said = _saying(db, telling, known, near)[:most]
     rows = np.union1d(rows[np.isfinite(near[rows])], said)
     words = dict(
         _rows(
@@ -186,7 +192,7 @@ def _scores(db: apsw.Connection, known: _Vectors, wanted: Wanted) -> dict[int, f
 
 
 def _saying(db: apsw.Connection, terms: Sequence[str], known: _Vectors, near: NDArray[np.float32]) -> NDArray[np.intp]:
-    """Rows of the turns that say these words best."""
+    """Rows of the turns that say these words, those that say them best first."""
     import numpy as np
 
     # Quoted: no syntax; words hold no quotes, but doubling them costs nothing.
@@ -196,7 +202,7 @@ def _saying(db: apsw.Connection, terms: Sequence[str], known: _Vectors, near: ND
     rows = np.minimum(np.searchsorted(known.ids, ids), known.ids.size - 1)
     # Others are of other repositories, or of another time.
     ours: NDArray[np.intp] = rows[(known.ids[rows] == ids) & np.isfinite(near[rows])]
-    return ours[:_CANDIDATES]
+    return ours
 
 
 def _importance(db: apsw.Connection, terms: Sequence[str]) -> tuple[dict[str, float], list[str]]:
@@ -212,7 +218,7 @@ def _importance(db: apsw.Connection, terms: Sequence[str]) -> tuple[dict[str, fl
     # Words that are rarer than one turn in fifty, or missing, weigh alike: one of them can't rule out the rest.
     weights = {term: math.log(1 + (total + 1) / (max(rows[term], total / 50) + 0.5)) for term in asked}
     whole = fsum(weights.values())
-    telling = [term for term in asked if rows[term] <= total / 10]
+    telling = [term for term in asked if rows[term] <= total / 20]
     return {term: weight / whole for term, weight in weights.items()}, telling or asked[:1]
 
 
@@ -223,7 +229,7 @@ def _latest(db: apsw.Connection, root: Path, span: Span, most: int) -> dict[int,
 
 
 def _load(db: apsw.Connection, scores: dict[int, float]) -> list[Memory]:
-    """The turns, the oldest session first."""
+    """The turns without what they cite, the oldest session first."""
     rows = _rows(
         db,
         "SELECT memories.id, session_id, name, number, turns.asked_at, commit_id, question, answer"
@@ -232,7 +238,7 @@ def _load(db: apsw.Connection, scores: dict[int, float]) -> list[Memory]:
         (json.dumps(list(scores)),),
     )
     return [
-        Memory(session, name, number, asked_at, commit, question, answer, scores[row], _cited(db, session, number))
+        Memory(session, name, number, asked_at, commit, question, answer, scores[row])
         for row, session, name, number, asked_at, commit, question, answer in rows
     ]
 

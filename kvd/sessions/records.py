@@ -94,7 +94,7 @@ class Memory:
     question: str
     answer: str
     score: float
-    cited: tuple[tuple[str, str], ...]
+    cited: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,14 @@ def answer(number: int, text: str, params: Message) -> None:
     order = [index for index, chunk in enumerate(params["chunks"]) if not chunk.get("present")]
     # Prompt order is not rank order: the best two change places.
     order[:2] = order[1::-1] if len(order) > 1 else order
-    result = {"answer": text, "finish": "stop", "chunks": order, "tokens": TOKENS, "timings_ms": {"load": 1.5}}
+    result = {
+        "answer": text,
+        "finish": "stop",
+        "chunks": order,
+        "tokens": TOKENS,
+        "timings_ms": {"load": 1.5},
+        "quoted": {},
+    }
     if "conversation" in params:
         result["conversation"] = converse(params["conversation"], len(order), params["question"].startswith("full "))
     send({"id": number, "result": result})
