@@ -141,12 +141,16 @@ class Asker:
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
         model = await asyncio.to_thread(active_model)
 
+        quoted: dict[str, list[str]] = {}
+
         def on_event(event: str, data: dict[str, Any]) -> None:
             if event == "token":
                 clock.token()
                 emit({"kind": "token", "text": str(data.get("text", ""))})
             elif event == "stage":
                 emit({"kind": "stage", **data})
+            elif event == "quoted":
+                quoted.update(data["blocks"])
 
         ranked = Reranked(hits)
         if settings.rerank_ms and question.reuse is not False:
@@ -158,16 +162,19 @@ class Asker:
         params = await asyncio.to_thread(
             partial(ask_params, question.text, reuse, settings, pieces, talk=talk, pinned=pinned)
         )
-        answer = await self._engine.ask(load_params(settings, model), params, on_event)
+        try:
+            answer = await self._engine.ask(load_params(settings, model), params, on_event)
+        finally:
+            for index, keys in quoted.items():
+                await self._conversations.note_quoted(recalled[int(index) - len(hits)], keys)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
         used = used_by(talk, hits, recalled, answer.result)
         result = _result(answer.result, answer.model, used, times, talk)
         if talk is not None:
             added = [pieces[int(index)].chunk for index in answer.result["chunks"]]
             known = (answer.model, model.sha256)
-            await self._conversations.add(
-                talk, question.text, result, added, answer.result, known, used.cited, used.quotes
-            )
+            told = answer.result["conversation"]
+            await self._conversations.add(talk, question.text, result, added, told, known, used)
         return {**result, **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:

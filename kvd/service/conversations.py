@@ -6,11 +6,11 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvd.service.engine import EngineClient
 from kvd.service.memories import BEARS, IN_PROMPT, Memories, Recalled
@@ -20,6 +20,9 @@ from kvd.sessions.records import Quote, SaidChunk, Session, Turn
 from kvd.sessions.store import SessionStore
 from kvd.source.commit import head_commit
 from kvd.types import Chunk, Hit
+
+if TYPE_CHECKING:
+    from kvd.service.follow_up import Used
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +154,16 @@ class Conversations:
         found = await self._memories.find(root, query, most, since=since, until=until)
         return await self._memories.judged(root, found)
 
+    async def note_quoted(self, recalled: Recalled, keys: Sequence[str]) -> None:
+        """Note under which keys KV of a turn that was recalled is stored, so that it can be deleted."""
+        blocks, source = [bytes.fromhex(key) for key in keys], recalled.memory.session_id
+
+        def note(cancelled: Callable[[], bool]) -> None:
+            if not self._store.add_quoted_blocks(source, blocks):
+                self._writer.erase(blocks)
+
+        await run_cancellable(note)
+
     async def add(
         self,
         talk: Talk,
@@ -159,28 +172,22 @@ class Conversations:
         chunks: Sequence[Chunk],
         told: dict[str, Any],
         model: tuple[str, str],
-        cited: Sequence[int],
-        quotes: Mapping[int, Quote],
+        used: Used,
     ) -> None:
         """Keep a turn: `result` is that of `ask`, `chunks` are those that it brought in, in the order of their labels,
-        `told` is what the engine says; the labels `cited`, and those of `quotes`, are as for
-        `SessionStore.add_turn`. Done also where the asker leaves meanwhile."""
+        `told` is what the engine says of the conversation, `used` what the answer rests on. Done also where the asker
+        leaves meanwhile."""
         number = talk.number
         said = [
             SaidChunk(label, number, c.path, c.start_line, c.end_line, c.scope, c.language, c.text)
             for label, c in enumerate(chunks, talk.labels + 1)
         ]
         names = ("answer", "finish", "sources", "tokens", "timings_ms")
-        blocks, told = told["quoted"], told["conversation"]
-        quotes = {
-            label: replace(quote, blocks=tuple(map(bytes.fromhex, blocks.get(str(label), ()))))
-            for label, quote in quotes.items()
-        }
 
         def write(cancelled: Callable[[], bool]) -> None:
             commit = head_commit(talk.session.root)
             turn = Turn(number, question, asked_at=time.time(), commit=commit, **{name: result[name] for name in names})
-            self._store.add_turn(talk.session, turn, said, json.dumps(told["state"]), model, cited, quotes)
+            self._store.add_turn(talk.session, turn, said, json.dumps(told["state"]), model, used.cited, used.quotes)
             self._memories.catch_up()
             others = self._store.other_states(talk.session)
             self._writer.discard([bytes.fromhex(key) for key in told["replaced"] if not _is_in(key, others)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -28,8 +28,6 @@ def add_quotes(db: apsw.Connection, session: int, quotes: Mapping[int, Quote]) -
             raise UsageError(f"the session {quote.session}, which was recalled, has been deleted", hint="ask again")
         values = (quote.source_id, quote.session, quote.turn, quote.asked_at, quote.commit, int(quote.stale))
         db.execute("INSERT INTO quoted VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (session, label, *values))
-        keys = [(quote.source_id, key) for key in quote.blocks]
-        db.executemany("INSERT OR IGNORE INTO quoted_blocks VALUES (?, ?)", keys)
 
 
 def delete_quotes(db: apsw.Connection, session: int) -> None:
@@ -37,3 +35,10 @@ def delete_quotes(db: apsw.Connection, session: int) -> None:
     gone = "SELECT label FROM quoted WHERE session_id = ?1 AND source_id NOT IN (SELECT id FROM sessions)"
     db.execute(f"DELETE FROM chunks WHERE session_id = ?1 AND label IN ({gone})", (session,))
     db.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM chunks)")
+
+
+def add_blocks(db: apsw.Connection, source_id: int, keys: Sequence[bytes]) -> bool:
+    """Note keys of what is stored of a session's turns as parts of prompts; whether the session is still there."""
+    sql = "INSERT OR IGNORE INTO quoted_blocks SELECT id, ? FROM sessions WHERE id = ?"
+    db.executemany(sql, [(key, source_id) for key in keys])
+    return bool(db.execute("SELECT 1 FROM sessions WHERE id = ?", (source_id,)).fetchall())

@@ -99,8 +99,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A turn of the session `source_id` as a chunk of a prompt. `stale`: code that it cites had changed by then.
-    `blocks` are the keys of its stored KV."""
+    """A turn of the session `source_id` as a chunk of a prompt. `stale`: code that it cites had changed by then."""
 
     source_id: int
     session: str
@@ -108,7 +107,6 @@ class Quote:
     asked_at: float
     commit: str
     stale: bool
-    blocks: tuple[bytes, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         names = ("session", "turn", "asked_at", "commit", "stale")

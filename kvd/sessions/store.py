@@ -15,7 +15,7 @@ import apsw
 
 from kvd.errors import UsageError
 from kvd.sessions.database import opened, overwrite_log
-from kvd.sessions.quotes import add_quotes, delete_quotes, read_quotes
+from kvd.sessions.quotes import add_blocks, add_quotes, delete_quotes, read_quotes
 from kvd.sessions.records import Deleted, Note, Quote, SaidChunk, Session, Turn, check_name
 from kvd.sqlite import transaction
 
@@ -170,6 +170,11 @@ class SessionStore:
             overwrite_log(db)
         quoted = tuple(_plain(row)[0] for row in blocks)
         return Deleted(session.family, state, not kept, tuple(str(row[0]) for row in kept), quoted)
+
+    def add_quoted_blocks(self, source_id: int, keys: Sequence[bytes]) -> bool:
+        """Note keys of what is stored of a session's turns as parts of other prompts; False where it is gone."""
+        with opened(self.path) as db, transaction(db):
+            return add_blocks(db, source_id, keys)
 
     def quoting_deleted(self) -> list[Session]:
         """Sessions of all repositories whose prompts hold turns of sessions that are gone."""

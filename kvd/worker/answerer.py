@@ -71,19 +71,16 @@ class Answerer:
 
     def answer(self, question: Question, listener: Listener) -> dict[str, Any]:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
-        result = Turn(self, fitted(self, question, listener), listener).run()
-        return {**result, "quoted": self._quoted(question, result["chunks"])}
+        return Turn(self, fitted(self, question, listener), listener).run()
 
-    def _quoted(self, question: Question, chosen: Sequence[int]) -> dict[str, list[str]]:
-        """Keys of what is stored of the chosen pieces that are turns, by label."""
+    def quoted(self, question: Question) -> dict[str, list[str]]:
+        """Keys of what may be stored of the pieces that are turns of conversations, by index."""
         if self.reuse is None:
             return {}
-        first = question.conversation.labels + 1 if question.conversation else 1
-        pieces = {label: question.pieces[index] for label, index in enumerate(chosen, first)}
         addresses = self.reuse.pager.addresses
         return {
-            str(label): [block.key.hex() for block in addresses(body_of(piece, self.prompts))]
-            for label, piece in pieces.items()
+            str(piece.index): [block.key.hex() for block in addresses(body_of(piece, self.prompts))]
+            for piece in question.pieces
             if piece.is_said
         }
 

@@ -12,6 +12,7 @@ import pytest
 
 from kvd import paths
 from kvd.config import Settings
+from kvd.errors import KvdError
 from kvd.recall.standing import standing
 from kvd.service import memories
 from kvd.service.asker import Question
@@ -312,6 +313,11 @@ def test_deleting_takes_it_out_of_other_conversations(repository: Path, fake_mod
         await ask(service, repository, "say Sessions expire unmistakably, in [2]: `Session`", "login")
         other = await ask(service, repository, "history of sessions that expire unmistakably", "other")
         assert len(other["memories"]) == 1
+        # So does a question that comes to nothing.
+        with pytest.raises(KvdError, match="no room"):
+            await ask(service, repository, "fail at sessions that expire unmistakably", "failed")
+        # That of a turn for each of two sessions, and of what was recalled.
+        assert len(await written(service)) == 2
         await service.conversations.delete(repository, "login")
         # The block of the other's turn depends on what it had recalled.
         assert await written(service) == set()
