@@ -173,8 +173,7 @@ class Asker:
         if talk is not None:
             added = [pieces[int(index)].chunk for index in answer.result["chunks"]]
             known = (answer.model, model.sha256)
-            told = answer.result["conversation"]
-            await self._conversations.add(talk, question.text, result, added, told, known, used)
+            await self._conversations.add(talk, question.text, result, added, answer.result, known, used)
         return {**result, **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:

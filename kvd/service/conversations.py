@@ -175,14 +175,14 @@ class Conversations:
         used: Used,
     ) -> None:
         """Keep a turn: `result` is that of `ask`, `chunks` are those that it brought in, in the order of their labels,
-        `told` is what the engine says of the conversation, `used` what the answer rests on. Done also where the asker
+        `told` is what the engine says, `used` what the answer rests on. Done also where the asker
         leaves meanwhile."""
         number = talk.number
         said = [
             SaidChunk(label, number, c.path, c.start_line, c.end_line, c.scope, c.language, c.text)
             for label, c in enumerate(chunks, talk.labels + 1)
         ]
-        names = ("answer", "finish", "sources", "tokens", "timings_ms")
+        told, names = told["conversation"], ("answer", "finish", "sources", "tokens", "timings_ms")
 
         def write(cancelled: Callable[[], bool]) -> None:
             commit = head_commit(talk.session.root)
