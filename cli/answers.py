@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, TextIO
 
 from .text import clean, clean_line, counted
 
-__all__ = ["Stream", "clean_line", "index_line", "source_line", "source_lines", "stats_line"]
+__all__ = ["Stream", "clean_line", "index_line", "memory_line", "source_line", "source_lines", "stats_line"]
 
 
 class Stream:
@@ -51,11 +52,17 @@ def source_line(source: dict[str, Any]) -> str:
 
 
 def source_lines(result: dict[str, Any]) -> list[str]:
-    """The list of sources, those that the answer cites with a `*`."""
-    if not result["sources"]:
-        return []
-    marked = [f"  {'*' if source.get('cited') else ' '} {source_line(source)}" for source in result["sources"]]
-    return ["", "Sources:", *marked]
+    """The list of sources and of earlier turns, those that the answer cites with a `*`."""
+    found = [*((source, source_line(source)) for source in result["sources"])]
+    found += [(memory, f"memory  {memory_line(memory)}") for memory in result["memories"]]
+    return ["", "Sources:", *(f"  {'*' if it['cited'] else ' '} {line}" for it, line in found)] if found else []
+
+
+def memory_line(memory: dict[str, Any]) -> str:
+    """`session, turn 3, 2026-11-24`"""
+    day = datetime.fromtimestamp(memory["asked_at"]).date().isoformat()
+    changed = " (the code has changed since)" if memory["stale"] else ""
+    return clean_line(f"{memory['session']}, turn {memory['turn']}, {day}{changed}")
 
 
 def stats_line(result: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ def chat(
         if session is not None:
             raise UsageError("--session and --continue exclude each other", hint="kvd chat --continue")
         session = _last(place)
-    return _Chat({"repo": place, "budget": budget, "max_tokens": max_tokens}, session).run()
+    return _Chat({"repo": place, "budget": budget, "max_tokens": max_tokens, "memory": None}, session).run()
 
 
 def _last(repo: str) -> str:

@@ -144,6 +144,7 @@ def ask(
         "reuse": False if no_reuse else None,
         "rerank_ms": None,
         "session": session,
+        "memory": None,
     }
     stream = answers.Stream(sys.stdout, quiet=as_json)
     result = call("ask", params, stream)
@@ -189,7 +190,8 @@ def call(method: str, params: dict[str, Any], stream: answers.Stream | None = No
         # There is something to tidy up: the bar, the line that is begun, the request.
         with interrupts_raised(), Client.connect() as client:
             tell_unreached(client.server)
-            return client.call(method, params, None if method.startswith(_AT_ONCE) else on_progress)
+            at_once = method.startswith(_AT_ONCE) and method != "session/search"
+            return client.call(method, params, None if at_once else on_progress)
     except BaseException as error:
         if stream is not None:
             stream.break_off()

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvd.rpc.messages import LIMIT, check_text
+
+from .answers import memory_line
 from .repository_commands import Json, Repo, absolute, call
 from .text import clean, clean_line, counted
 
@@ -43,6 +46,28 @@ def show(name: Name, repo: Repo = None, as_json: Json = False) -> None:
         return
     for turn in result["turns"]:
         typer.echo(f"> {clean_line(turn['question'])}\n\n{clean(turn['answer']).strip()}\n")
+
+
+@app.command()
+def search(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help='In quotes; also with a time: "retries last week", "on Monday".')
+    ],
+    repo: Repo = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=LIMIT[0], max=LIMIT[1], help="Show at most N turns.")
+    ] = 5,
+    as_json: Json = False,
+) -> None:
+    """Find what was said before about a repository, in all conversations."""
+    params = {"query": check_text("query", query), "repo": absolute(repo or "."), "limit": limit}
+    result = call("session/search", params)
+    if as_json:
+        typer.echo(json.dumps(result))
+    elif not result["results"]:
+        typer.echo("nothing found")
+    for found in [] if as_json else result["results"]:
+        typer.echo(f"{memory_line(found)}\n> {clean_line(found['question'])}\n{clean(found['answer']).strip()}\n")
 
 
 @app.command()

@@ -117,6 +117,12 @@ class Settings:
     session_days: int = _setting(
         365, "Sessions are deleted for good when nobody asked anything in them for so many days; 0: never.", high=36_500
     )
+    memory: bool = _setting(
+        True,
+        "Turns of earlier conversations about the repository that bear on a question are recalled into others.",
+        request=True,
+        repository="less",
+    )
     embedder: str = _setting(
         DEFAULT_EMBEDDER,
         "What makes vectors of code and questions: default, or the path of an embedding model: GGUF, ONNX, or a folder "

@@ -271,6 +271,7 @@ class Daemon:
             reuse=params.reuse,
             rerank_ms=params.rerank_ms,
             session=params.session,
+            memory=params.memory,
         )
         return await self._service.ask(messages.check_folder(params.repo), question, caller.emit)
 

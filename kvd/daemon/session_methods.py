@@ -15,6 +15,7 @@ from kvd.rpc.params import (
     SessionForkParams,
     SessionListParams,
     SessionParams,
+    SessionSearchParams,
 )
 from kvd.service.service import Service
 
@@ -44,6 +45,11 @@ def session_methods(service: Service) -> dict[str, Method]:
     async def delete(params: SessionParams, caller: Any) -> Message:
         return await talks.delete(await root_of(params), params.name)
 
+    async def search(params: SessionSearchParams, caller: Any) -> Message:
+        query = check_text("query", params.query)
+        times = params.since, params.until
+        return await service.search_sessions(check_folder(params.repo), query, params.limit, *times, caller.emit)
+
     return {
         "session/create": (SessionCreateParams, create),
         "session/list": (SessionListParams, all_of),
@@ -51,6 +57,7 @@ def session_methods(service: Service) -> dict[str, Method]:
         "session/fork": (SessionForkParams, fork),
         "session/close": (SessionParams, close),
         "session/delete": (SessionParams, delete),
+        "session/search": (SessionSearchParams, search),
     }
 
 

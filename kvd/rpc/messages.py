@@ -34,6 +34,9 @@ BUDGET = bounds("budget")
 MAX_TOKENS = bounds("max_tokens")
 """Least and most of the params of these names."""
 
+LIMIT = (1, 50)
+"""Least and most turns of a search for what was said."""
+
 Message = dict[str, Any]
 RequestId = int | str
 

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 
 from kvd.config import bounds
 from kvd.errors import UsageError
-from kvd.rpc.messages import BUDGET, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
+from kvd.rpc.messages import BUDGET, LIMIT, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
+
+_LATEST = 1 << 40
+"""Seconds since 1970: in 34,000 years."""
 
 
 def _text(value: Any) -> Any:
@@ -102,6 +105,7 @@ class AskParams:
     languages: tuple[str, ...] = _texts()
     rerank_ms: int | None = _number(*bounds("rerank_ms"))
     session: str | None = _param((str,), None)
+    memory: bool | None = _param((bool,), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,16 @@ class SessionForkParams:
     repo: str = _param((str,))
     name: str = _param((str,))
     new_name: str | None = _param((str,), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSearchParams:
+    repo: str = _param((str,))
+    query: str = _param((str,), clean=_text)
+    limit: int = _param((int,), 5, *LIMIT)
+    since: int | None = _param((int,), None, high=_LATEST)
+    until: int | None = _param((int,), None, high=_LATEST)
+    progress_token: int | str | None = _token()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from typing import Any
 from kvd.config import Settings
 from kvd.models.active import active_model
 from kvd.recall.only import EVERYTHING, Only
-from kvd.service.citations import cited_chunks
 from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
 from kvd.service.engine_params import ask_params, load_params
-from kvd.service.follow_up import blended, sources_of
+from kvd.service.follow_up import Used, blended, used_by
 from kvd.service.repositories import Mend, Repositories, Tell
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
@@ -55,6 +54,7 @@ class Question:
     max_tokens: int | None = None
     reuse: bool | None = None
     rerank_ms: int | None = None
+    memory: bool | None = None
     session: str | None = None
     """The session that it goes on with, or begins."""
 
@@ -134,13 +134,16 @@ class Asker:
         await update()
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
         hits = await self._recall(root, question, wanted, talk, notices.add, update)
+        recalled = await self._conversations.recall(talk, question.text) if talk and settings.memory else []
         clock = _Clock(question.received)
-        if not hits and not (talk and talk.turns):
+        if not hits and not recalled and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
         model = await asyncio.to_thread(active_model)
         if not model.chosen and not self._engine.started:
             notices.add(f"no model is set up: {model.name} answers, a very small one (kvd setup gets a better one)")
+
+        quoted: dict[str, list[str]] = {}
 
         def on_event(event: str, data: dict[str, Any]) -> None:
             if event == "token":
@@ -148,24 +151,31 @@ class Asker:
                 emit({"kind": "token", "text": str(data.get("text", ""))})
             elif event == "stage":
                 emit({"kind": "stage", **data})
+            elif event == "quoted":
+                quoted.update(data["blocks"])
 
         ranked = Reranked(hits)
         if settings.rerank_ms and question.reuse is not False:
             ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
         hits = ranked.hits[: settings.top_k]
         reuse = settings.reuse and question.reuse is not False
+        pieces = [*hits, *(memory.hit for memory in recalled)]
         pinned = await self._conversations.pinned(root) if talk else ""
         params = await asyncio.to_thread(
-            partial(ask_params, question.text, reuse, settings, hits, talk=talk, pinned=pinned)
+            partial(ask_params, question.text, reuse, settings, pieces, talk=talk, pinned=pinned)
         )
-        answer = await self._engine.ask(load_params(settings, model), params, on_event)
+        try:
+            answer = await self._engine.ask(load_params(settings, model), params, on_event)
+        finally:
+            for index, keys in quoted.items():
+                await self._conversations.note_quoted(recalled[int(index) - len(hits)], keys)
         times = clock.timings(ranked, answer.model_load_ms, answer.result)
-        result = _result(answer.result, answer.model, hits, times, talk)
+        used = used_by(talk, hits, recalled, answer.result)
+        result = _result(answer.result, answer.model, used, times, talk)
         if talk is not None:
-            told = answer.result["conversation"]
-            added = [hits[int(index)].chunk for index in answer.result["chunks"]]
+            added = [pieces[int(index)].chunk for index in answer.result["chunks"]]
             known = (answer.model, model.sha256)
-            await self._conversations.add(talk, question.text, result, added, told, known)
+            await self._conversations.add(talk, question.text, result, added, answer.result, known, used)
         return {**result, **notices.in_result()}
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
@@ -246,6 +256,7 @@ def _applied(question: Question, settings: Settings) -> Settings:
     return replace(
         settings,
         reuse=settings.reuse or question.reuse is True,
+        memory=settings.memory if question.memory is None else question.memory,
         rerank_ms=settings.rerank_ms if question.rerank_ms is None else question.rerank_ms,
         top_k=question.top_k or settings.top_k,
         budget=question.budget or settings.budget,
@@ -254,23 +265,16 @@ def _applied(question: Question, settings: Settings) -> Settings:
 
 
 def _result(
-    result: dict[str, Any], model: str, hits: list[Hit], timings: dict[str, float], talk: Talk | None
+    result: dict[str, Any], model: str, used: Used, timings: dict[str, float], talk: Talk | None
 ) -> dict[str, Any]:
-    prompt = [int(index) for index in result["chunks"]]
-    answer = str(result["answer"])
-    if talk is None:
-        cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
-        # Hits are in rank order, so are the sources.
-        sources = [(hits[index], index in cited) for index in sorted(prompt)]
-    else:
-        sources = sources_of(talk, hits, prompt, answer, result["conversation"]["state"]["held"])
     return {
-        "answer": answer,
+        "answer": str(result["answer"]),
         "model": model,
         "session": talk.session.name if talk else None,
         "conversation": _conversation(talk, result["conversation"]) if talk else None,
         "finish": str(result.get("finish", "stop")),
-        "sources": [source_json(hit, is_cited) for hit, is_cited in sources],
+        "sources": [source_json(hit, is_cited) for hit, is_cited in used.sources],
+        "memories": [{**quote.to_json(), "cited": is_cited} for quote, is_cited in used.memories],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
         "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},
@@ -290,6 +294,7 @@ def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
         "conversation": None,
         "finish": "stop",
         "sources": [],
+        "memories": [],
         "tokens": dict.fromkeys(TOKEN_KINDS, 0),
         "timings_ms": clock.timings(Reranked([])),
         "steps_ms": {},

@@ -10,15 +10,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvd.service.engine import EngineClient
+from kvd.service.memories import BEARS, IN_PROMPT, Memories, Recalled
 from kvd.service.store_writer import StoreWriter
 from kvd.service.threads import run_cancellable
-from kvd.sessions.records import SaidChunk, Session, Turn
+from kvd.sessions.records import Quote, SaidChunk, Session, Turn
 from kvd.sessions.store import SessionStore
 from kvd.source.commit import head_commit
 from kvd.types import Chunk, Hit
+
+if TYPE_CHECKING:
+    from kvd.service.follow_up import Used
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +48,18 @@ class Talk:
     turns: list[Turn]
     chunks: list[SaidChunk]
     state: dict[str, Any] | None
+    quotes: dict[int, Quote]
+    """Which of the chunks are turns that were recalled, by label."""
 
     @property
     def number(self) -> int:
         """That of the turn to come."""
         return self.session.turns + 1
+
+    @property
+    def turns_in_prompt(self) -> list[Turn]:
+        """Those that a question's prompt holds word for word."""
+        return [turn for turn in self.turns if turn.number >= _first(self.state)]
 
     @property
     def held(self) -> dict[int, SaidChunk]:
@@ -60,7 +71,7 @@ class Talk:
     @property
     def labels(self) -> int:
         """The highest label that was given."""
-        return int(self.state["labels"]) if self.state else 0
+        return int(self.state["labels"]) if self.state else max((chunk.label for chunk in self.chunks), default=0)
 
     def for_engine(self) -> dict[str, Any]:
         """The member `conversation` of what the engine is asked."""
@@ -91,6 +102,7 @@ class Conversations:
         """`overview` says what a repository consists of."""
         self._store, self._engine, self._writer, self._overview = store, engine, writer, overview
         self._lines: dict[int, _Line] = {}
+        self._memories = Memories(store.path)
 
     @asynccontextmanager
     async def going_on(self, root: Path, name: str) -> AsyncIterator[Talk]:
@@ -105,7 +117,7 @@ class Conversations:
         text = store.state(session)
         state = json.loads(text) if text else None
         first = min(_first(state), session.turns)
-        return Talk(session, store.turns(session, first), store.chunks(session, first), state)
+        return Talk(session, store.turns(session, first), store.chunks(session, first), state, store.quotes(session))
 
     async def pinned(self, root: Path) -> str:
         """What every conversation about a repository begins with."""
@@ -129,6 +141,29 @@ class Conversations:
             if not line.users:
                 del self._lines[session.id]
 
+    async def recall(self, talk: Talk, question: str) -> list[Recalled]:
+        """Turns of this repository's sessions that bear on a question and that its prompt does not hold anyway."""
+        held = {(turn.asked_at, turn.question) for turn in talk.turns_in_prompt}
+        found = await self._memories.find(talk.session.root, question, IN_PROMPT, BEARS, held)
+        return await self._memories.judged(talk.session.root, found)
+
+    async def search(
+        self, root: Path, query: str, most: int, since: float | None, until: float | None
+    ) -> list[Recalled]:
+        """The turns of a repository's sessions that bear on a query, by its index as it is."""
+        found = await self._memories.find(root, query, most, since=since, until=until)
+        return await self._memories.judged(root, found)
+
+    async def note_quoted(self, recalled: Recalled, keys: Sequence[str]) -> None:
+        """Note under which keys KV of a turn that was recalled is stored, so that it can be deleted."""
+        blocks, source = [bytes.fromhex(key) for key in keys], recalled.memory.session_id
+
+        def note(cancelled: Callable[[], bool]) -> None:
+            if not self._store.add_quoted_blocks(source, blocks):
+                self._writer.erase(blocks)
+
+        await run_cancellable(note)
+
     async def add(
         self,
         talk: Talk,
@@ -137,39 +172,27 @@ class Conversations:
         chunks: Sequence[Chunk],
         told: dict[str, Any],
         model: tuple[str, str],
+        used: Used,
     ) -> None:
         """Keep a turn: `result` is that of `ask`, `chunks` are those that it brought in, in the order of their labels,
-        and `told` is what the engine says of the conversation. Done also where the asker leaves meanwhile."""
-        await run_cancellable(lambda cancelled: self._add(talk, question, result, chunks, told, model))
-
-    def _add(
-        self,
-        talk: Talk,
-        question: str,
-        result: dict[str, Any],
-        chunks: Sequence[Chunk],
-        told: dict[str, Any],
-        model: tuple[str, str],
-    ) -> None:
+        `told` is what the engine says, `used` what the answer rests on. Done also where the asker
+        leaves meanwhile."""
         number = talk.number
         said = [
             SaidChunk(label, number, c.path, c.start_line, c.end_line, c.scope, c.language, c.text)
             for label, c in enumerate(chunks, talk.labels + 1)
         ]
-        turn = Turn(
-            number,
-            question,
-            result["answer"],
-            result["finish"],
-            time.time(),
-            head_commit(talk.session.root),
-            result["sources"],
-            result["tokens"],
-            result["timings_ms"],
-        )
-        self._store.add_turn(talk.session, turn, said, json.dumps(told["state"]), model)
-        others = self._store.other_states(talk.session)
-        self._writer.discard([bytes.fromhex(key) for key in told["replaced"] if not _is_in(key, others)])
+        told, names = told["conversation"], ("answer", "finish", "sources", "tokens", "timings_ms")
+
+        def write(cancelled: Callable[[], bool]) -> None:
+            commit = head_commit(talk.session.root)
+            turn = Turn(number, question, asked_at=time.time(), commit=commit, **{name: result[name] for name in names})
+            self._store.add_turn(talk.session, turn, said, json.dumps(told["state"]), model, used.cited, used.quotes)
+            self._memories.catch_up()
+            others = self._store.other_states(talk.session)
+            self._writer.discard([bytes.fromhex(key) for key in told["replaced"] if not _is_in(key, others)])
+
+        await run_cancellable(write)
 
     async def create(self, root: Path, name: str | None) -> dict[str, Any]:
         return (await asyncio.to_thread(self._store.create, root, name)).to_json()
@@ -231,6 +254,17 @@ class Conversations:
             # Blocks continue the family's number; forks may still need some.
             keys = [deleted.family.hex()] if deleted.last else _block_keys(deleted.state)
             self._writer.erase([bytes.fromhex(key) for key in keys if not _is_in(key, deleted.kept)])
+            self._writer.erase(list(deleted.quoted))
+        for other in await asyncio.to_thread(self._store.quoting_deleted):
+            await self._unquote(other)
+
+    async def _unquote(self, session: Session) -> None:
+        """Take out of a session what it has recalled of those that are gone: what follows has to be computed anew."""
+        async with self._alone(session):
+            await self._forget(session)
+            state = await asyncio.to_thread(self._store.unquote_deleted, session)
+            others = await asyncio.to_thread(self._store.other_states, session)
+            self._writer.erase([bytes.fromhex(key) for key in _block_keys(state) if not _is_in(key, others)])
 
     async def _forget(self, session: Session) -> None:
         """Have the engine, where there is one, give up what it holds of the session."""

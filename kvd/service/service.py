@@ -122,6 +122,28 @@ class Service:
             **notices.in_result(),
         }
 
+    async def search_sessions(
+        self, repo: str, query: str, limit: int, since: int | None, until: int | None, emit: Emit
+    ) -> dict[str, Any]:
+        """What was said before about the repository that `repo` is in. Updates its index, to say what is stale."""
+        received = time.monotonic()
+        root = await self._repositories.find_root(repo)
+        settings, notices = await _settings_for(root), Notices(emit)
+        with self._watching.making_way():
+            notices.add(await self._repositories.update_if_possible(root, settings, lambda p: emit(stage_value(p))))
+            self._watching.used(root)
+            started = time.monotonic()
+            found = await self.conversations.search(root, query, limit, since, until)
+        now = time.monotonic()
+        times = {"recall": (now - started) * 1000, "total": (now - received) * 1000}
+        return {
+            "query": query,
+            "repo": str(root),
+            "results": [memory.to_json() for memory in found],
+            "timings_ms": {name: round(value, 1) for name, value in times.items()},
+            **notices.in_result(),
+        }
+
     async def find_root(self, repo: str) -> Path:
         """The root of the repository that `repo` is in."""
         return await self._repositories.find_root(repo)

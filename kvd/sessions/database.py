@@ -75,6 +75,75 @@ CREATE TABLE notes (
     PRIMARY KEY (root, number)
 ) STRICT, WITHOUT ROWID;
 """,
+    """
+-- Which of the code in the prompt an answer cites.
+CREATE TABLE cited (
+    session_id INTEGER NOT NULL,
+    number     INTEGER NOT NULL,
+    label      INTEGER NOT NULL,
+    PRIMARY KEY (session_id, number, label),
+    FOREIGN KEY (session_id, number) REFERENCES turns (session_id, number) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+INSERT OR IGNORE INTO cited
+    SELECT turns.session_id, number, label FROM turns, json_each(sources) AS source
+    JOIN chunks ON chunks.session_id = turns.session_id AND chunks.turn <= number
+        AND chunks.path = json_extract(source.value, '$.path')
+        AND start_line = json_extract(source.value, '$.start_line')
+        AND end_line = json_extract(source.value, '$.end_line')
+    WHERE json_extract(source.value, '$.cited');
+-- Which chunks of a prompt are turns that were recalled: those of the session `source_id`, which may be gone.
+CREATE TABLE quoted (
+    session_id INTEGER NOT NULL,
+    label      INTEGER NOT NULL,
+    source_id  INTEGER NOT NULL,
+    session    TEXT NOT NULL,
+    turn       INTEGER NOT NULL,
+    asked_at   REAL NOT NULL,
+    commit_id  TEXT NOT NULL,
+    stale      INTEGER NOT NULL,
+    PRIMARY KEY (session_id, label),
+    FOREIGN KEY (session_id, label) REFERENCES chunks (session_id, label) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX quoted_by_source ON quoted (source_id);
+-- Stored KV of turns that were recalled.
+CREATE TABLE quoted_blocks (
+    source_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    key       BLOB NOT NULL,
+    PRIMARY KEY (source_id, key)
+) STRICT, WITHOUT ROWID;
+-- Turns that can be found; `root` and `asked_at` are those of session and turn.
+CREATE TABLE memories (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_id INTEGER NOT NULL,
+    number     INTEGER NOT NULL,
+    root       BLOB NOT NULL,
+    asked_at   REAL NOT NULL,
+    vector     BLOB NOT NULL,
+    UNIQUE (session_id, number),
+    FOREIGN KEY (session_id, number) REFERENCES turns (session_id, number) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX memories_by_root ON memories (root, asked_at);
+CREATE VIRTUAL TABLE memory_words USING fts5 (words, tokenize = "unicode61 remove_diacritics 0 tokenchars '_'");
+-- What is deleted leaves the index at once, rather than when it is next packed.
+INSERT INTO memory_words (memory_words, rank) VALUES ('secure-delete', 1);
+CREATE VIRTUAL TABLE memory_vocabulary USING fts5vocab ('memory_words', 'row');
+CREATE TRIGGER memories_deleted AFTER DELETE ON memories BEGIN
+    DELETE FROM memory_words WHERE rowid = old.id;
+END;
+-- Turns that can't be found yet.
+CREATE TABLE unindexed (
+    session_id INTEGER NOT NULL,
+    number     INTEGER NOT NULL,
+    PRIMARY KEY (session_id, number),
+    FOREIGN KEY (session_id, number) REFERENCES turns (session_id, number) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER turns_added AFTER INSERT ON turns BEGIN
+    INSERT INTO unindexed VALUES (new.session_id, new.number);
+END;
+-- What made words and vectors; one row.
+CREATE TABLE memory_maker (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL) STRICT;
+INSERT INTO memory_maker VALUES (0, '');
+""",
 )
 """What brings a file from each version to the next, append only; an empty one has version 0."""
 SCHEMA_VERSION = len(_MIGRATIONS)

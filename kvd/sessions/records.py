@@ -82,6 +82,38 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """A turn that bears on a question. A higher `score` is better; scores of one question are comparable. `cited` is
+    the code that the answer cites: paths, and texts as they were."""
+
+    session_id: int
+    session: str
+    number: int
+    asked_at: float
+    commit: str
+    question: str
+    answer: str
+    score: float
+    cited: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A turn of the session `source_id` as a chunk of a prompt. `stale`: code that it cites had changed by then."""
+
+    source_id: int
+    session: str
+    turn: int
+    asked_at: float
+    commit: str
+    stale: bool
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("session", "turn", "asked_at", "commit", "stale")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What is to be kept in mind about a repository, in all its sessions. Numbers stay when others are deleted."""
 
@@ -96,12 +128,13 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """What went with a session: its engine state and its family; `last`: no other session of the family is left.
-    `kept` are the states of those that are."""
+    `kept` are the states of those that are. `quoted`: keys of what is stored of it as a part of other prompts."""
 
     family: bytes
     state: str
     last: bool
     kept: tuple[str, ...]
+    quoted: tuple[bytes, ...] = ()
 
 
 def content_hash(text: str) -> bytes:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import apsw
 
 from kvd.errors import UsageError
 from kvd.sessions.database import opened, overwrite_log
-from kvd.sessions.records import Deleted, Note, SaidChunk, Session, Turn, check_name
+from kvd.sessions.quotes import add_blocks, add_quotes, delete_quotes, read_quotes
+from kvd.sessions.records import Deleted, Note, Quote, SaidChunk, Session, Turn, check_name
 from kvd.sqlite import transaction
 
 FAMILY_BYTES = 32
@@ -82,11 +83,15 @@ class SessionStore:
             ).fetchall()
         return [SaidChunk(*_plain(row)) for row in rows]
 
+    def quotes(self, session: Session) -> dict[int, Quote]:
+        """Which of the chunks are turns, by label."""
+        with opened(self.path) as db:
+            return read_quotes(db, session.id)
+
     def state(self, session: Session) -> str:
         """What the engine needs to go on, in its own words; "" for nothing."""
         with opened(self.path) as db:
-            rows = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
-        return str(rows[0][0]) if rows else ""
+            return _state(db, session)
 
     def other_states(self, session: Session) -> list[str]:
         """What the engine needs for the others of its family."""
@@ -97,17 +102,27 @@ class SessionStore:
         return [str(row[0]) for row in rows]
 
     def add_turn(
-        self, session: Session, turn: Turn, chunks: Sequence[SaidChunk], state: str, model: tuple[str, str]
+        self,
+        session: Session,
+        turn: Turn,
+        chunks: Sequence[SaidChunk],
+        state: str,
+        model: tuple[str, str],
+        cited: Collection[int] = (),
+        quotes: Mapping[int, Quote] | None = None,
     ) -> None:
-        """Write a turn with the chunks that it brought in, all or nothing. `model`: name and sha256 of its file.
+        """Write a turn with the chunks that it brought in, all or nothing. `model`: name and sha256 of its file;
+        `cited`: labels of the chunks that the answer cites; `quotes`: those of the chunks that are turns, by label.
 
-        Raises `UsageError` where the session has been deleted, or another turn came first.
+        Raises `UsageError` where the session, or one that is quoted, has been deleted, or another turn came first.
         """
         with opened(self.path) as db, transaction(db):
             if _last_number(db, session) != turn.number - 1:
                 raise UsageError(f"the session {session.name} went on without this answer", hint="ask again")
             _add_turn(db, session.id, turn)
             _add_chunks(db, session.id, chunks)
+            db.executemany("INSERT INTO cited VALUES (?, ?, ?)", [(session.id, turn.number, label) for label in cited])
+            add_quotes(db, session.id, quotes or {})
             db.execute(
                 "UPDATE sessions SET used_at = ?, state = ?, model = ?, model_sha256 = ?, closed = 0 WHERE id = ?",
                 (self._clock(), state, *model, session.id),
@@ -127,7 +142,7 @@ class SessionStore:
                     (new_name, now, now, source.id),
                 )
                 fork = _find(db, root, new_name)
-                for table in ("turns", "chunks"):
+                for table in ("turns", "chunks", "cited", "quoted"):
                     columns = ", ".join(_columns(db, table)[1:])
                     db.execute(
                         f"INSERT INTO {table} SELECT ?, {columns} FROM {table} WHERE session_id = ?",
@@ -147,13 +162,36 @@ class SessionStore:
         """Delete for good: what is deleted is overwritten on disk."""
         with opened(self.path) as db:
             with transaction(db):
-                states = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
+                state = _state(db, session)
+                blocks = db.execute("SELECT key FROM quoted_blocks WHERE source_id = ?", (session.id,)).fetchall()
                 db.execute("DELETE FROM sessions WHERE id = ?", (session.id,))
                 db.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM chunks)")
                 kept = db.execute("SELECT state FROM sessions WHERE family = ?", (session.family,)).fetchall()
             overwrite_log(db)
-        state = str(states[0][0]) if states else ""
-        return Deleted(session.family, state, not kept, tuple(str(row[0]) for row in kept))
+        quoted = tuple(_plain(row)[0] for row in blocks)
+        return Deleted(session.family, state, not kept, tuple(str(row[0]) for row in kept), quoted)
+
+    def add_quoted_blocks(self, source_id: int, keys: Sequence[bytes]) -> bool:
+        """Note keys of what is stored of a session's turns as parts of other prompts; False where it is gone."""
+        with opened(self.path) as db, transaction(db):
+            return add_blocks(db, source_id, keys)
+
+    def quoting_deleted(self) -> list[Session]:
+        """Sessions of all repositories whose prompts hold turns of sessions that are gone."""
+        with opened(self.path) as db:
+            where = "SELECT session_id FROM quoted WHERE source_id NOT IN (SELECT id FROM sessions)"
+            return _sessions(db, f"WHERE s.id IN ({where})", ())
+
+    def unquote_deleted(self, session: Session) -> str:
+        """Take the turns of sessions that are gone out of a session, for good; its engine state, which held them too
+        and is none from now on."""
+        with opened(self.path) as db:
+            with transaction(db):
+                state = _state(db, session)
+                delete_quotes(db, session.id)
+                db.execute("UPDATE sessions SET state = '' WHERE id = ?", (session.id,))
+            overwrite_log(db)
+        return state
 
     def unused_since(self, moment: float) -> list[Session]:
         """Sessions of all repositories that were last used before then."""
@@ -189,6 +227,11 @@ class SessionStore:
 def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values of a row; which types they have the schema says."""
     return row
+
+
+def _state(db: apsw.Connection, session: Session) -> str:
+    rows = db.execute("SELECT state FROM sessions WHERE id = ?", (session.id,)).fetchall()
+    return str(rows[0][0]) if rows else ""
 
 
 def _sessions(db: apsw.Connection, where: str, bindings: tuple[Any, ...]) -> list[Session]:

@@ -73,6 +73,17 @@ class Answerer:
         """The result of the `ask` request. Raises `UsageError`, `CancelledError`, `ModelError`."""
         return Turn(self, fitted(self, question, listener), listener).run()
 
+    def quoted(self, question: Question) -> dict[str, list[str]]:
+        """Keys of what may be stored of the pieces that are turns of conversations, by index."""
+        if self.reuse is None:
+            return {}
+        addresses = self.reuse.pager.addresses
+        return {
+            str(piece.index): [block.key.hex() for block in addresses(body_of(piece, self.prompts))]
+            for piece in question.pieces
+            if piece.is_said
+        }
+
     def prefetch(self, draft: Question, client: int, interrupted: Callable[[], bool]) -> dict[str, Any]:
         """Bring what is stored of the chunks that `draft` would have in its prompt into the pool, leased to `client`.
 

@@ -198,6 +198,9 @@ class Child:
             listener = self._listener(number)
             # A question that was cancelled may lack chunks.
             listener.step()
+            # Before anything is stored, so that it can be deleted whatever becomes of the answer.
+            if quoted := answerer.quoted(question):
+                self._outbox.event("quoted", {"blocks": quoted}, number)
             return answerer.answer(question, listener)
         finally:
             self._done(number, answerer)

@@ -75,6 +75,11 @@ class Piece:
     vector: Vector | None = field(default=None, repr=False, compare=False)
     present: int = 0
 
+    @property
+    def is_said(self) -> bool:
+        """A turn of another conversation, in place of code: it has no lines, and `path` tells where it is from."""
+        return self.end_line == 0
+
 
 class PromptBuilder:
     """Makes the token ids of a prompt's parts for one model; `prefix` precedes every prompt.
@@ -96,7 +101,8 @@ class PromptBuilder:
 
     def header(self, label: int, piece: Piece) -> list[int]:
         """Label, place and scope in one line, whatever a file is called; at most `HEADER_TOKENS` tokens."""
-        return self._header(label, _one_line(piece.path), f":{piece.start_line}-{piece.end_line}", piece.scope)
+        lines = "" if piece.is_said else f":{piece.start_line}-{piece.end_line}"
+        return self._header(label, _one_line(piece.path), lines, piece.scope)
 
     def neutral_header(self, scope: str) -> tuple[int, ...]:
         """What precedes a body while its KV is made for storage: a header that does not say where the code stands.
@@ -150,10 +156,11 @@ def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
     """The best pieces (given best first) whose bodies fit `budget` tokens, and with headers `room`; best first.
 
     The first piece stands where its stored KV was made, so that the best one is reused with hardly any error. Those
-    that are present take of the budget and are not chosen.
+    that are present take of the budget and are not chosen. What was said before goes first, as it is short, and stands
+    where its place is.
     """
     chosen: list[Piece] = []
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: not piece.is_said):
         if piece.present:
             budget -= len(piece.body)
             continue
@@ -162,4 +169,4 @@ def select(pieces: Sequence[Piece], budget: int, room: int) -> list[Piece]:
         chosen.append(piece)
         budget -= len(piece.body)
         room -= len(piece.body) + HEADER_TOKENS
-    return chosen
+    return sorted(chosen, key=lambda piece: piece.index)

@@ -41,7 +41,15 @@ def result(**changes: Any) -> dict[str, Any]:
     tokens.update(changes.pop("tokens", {}))
     times = {"recall": 1.0, "load": 1.0, "ttft": 1900.0, "total": 3000.0, "model_load": 0.0}
     times.update(changes.pop("timings_ms", {}))
-    return {"tokens": tokens, "timings_ms": times, "finish": "stop", "sources": [], "model": "", **changes}
+    return {
+        "tokens": tokens,
+        "timings_ms": times,
+        "finish": "stop",
+        "sources": [],
+        "memories": [],
+        "model": "",
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,9 @@ def test_sources() -> None:
     source = {"path": "a\x1b[1m.py", "start_line": 1, "end_line": 9, "symbol": "A.b", "cited": True}
     plain = {"path": "b.md", "start_line": 2, "end_line": 2, "symbol": "", "cited": False}
     assert source_lines(result(sources=[source, plain])) == ["", "Sources:", "  * a.py:1-9  A.b", "    b.md:2-2"]
+    memory = {"session": "login", "turn": 3, "asked_at": 1_764_000_000.0, "stale": True, "cited": True}
+    line = "  * memory  login, turn 3, 2025-11-24 (the code has changed since)"
+    assert source_lines(result(memories=[memory])) == ["", "Sources:", line]
     assert source_lines(result()) == []
 
 

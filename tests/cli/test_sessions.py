@@ -71,6 +71,29 @@ def test_a_chat_of_piped_lines(kvd: Kvd, repository: Path, fake_daemon: FakeDaem
     assert talk(kvd, repository, arguments=("--continue",)).returncode == 2
 
 
+def test_what_was_said_is_found_and_recalled(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon) -> None:
+    assert kvd.ok("sessions", "search", "sessions that expire", cwd=repository) == "nothing found\n"
+    kvd.ok("ask", "say Sessions expire in an hour.", "--session", "login", cwd=repository)
+    place, asked, answer, _ = kvd.ok("sessions", "search", "sessions that expire", cwd=repository).split("\n", 3)
+    assert place.startswith("login, turn 1, 20")
+    assert (asked, answer) == ("> say Sessions expire in an hour.", "Sessions expire in an hour.")
+    assert kvd.json("sessions", "search", "sessions last week", cwd=repository)["results"] == []
+    assert kvd.json("sessions", "search", "expire", "--limit", "1", cwd=repository)["results"][0]["session"] == "login"
+    shown = kvd.ok("ask", "do sessions expire in an hour?", "--session", "other", cwd=repository)
+    assert f"    memory  {place}\n" in shown
+    no_memory = {**os.environ, "KVD_MEMORY": "false"}
+    done = subprocess.run(
+        kvd.command("ask", "do sessions expire in an hour?", "--session", "third"),
+        cwd=repository,
+        env=no_memory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "memory  " not in done.stdout
+
+
 def test_notes(kvd: Kvd, repository: Path, fake_daemon: FakeDaemon, isolated_home: Path) -> None:
     assert kvd.ok("notes", "list", cwd=repository) == "no notes yet\n"
     assert kvd.ok("notes", "add", "sessions last\nan hour", cwd=repository) == "1  sessions last an hour\n"

@@ -23,6 +23,7 @@ ten fewer being the next to try; `fails-above N` tells that they don't fit, and 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import signal
@@ -100,7 +101,14 @@ def answer(number: int, text: str, params: Message) -> None:
     order = [index for index, chunk in enumerate(params["chunks"]) if not chunk.get("present")]
     # Prompt order is not rank order: the best two change places.
     order[:2] = order[1::-1] if len(order) > 1 else order
-    result = {"answer": text, "finish": "stop", "chunks": order, "tokens": TOKENS, "timings_ms": {"load": 1.5}}
+    result = {
+        "answer": text,
+        "finish": "stop",
+        "chunks": order,
+        "tokens": TOKENS,
+        "timings_ms": {"load": 1.5},
+        "quoted": {},
+    }
     if "conversation" in params:
         result["conversation"] = converse(params["conversation"], len(order), params["question"].startswith("full "))
     send({"id": number, "result": result})
@@ -161,10 +169,22 @@ def stream(number: int, verb: str, tokens: int) -> None:
             say(number, "x" * 1000)
 
 
+def quote(number: int, params: Message) -> None:
+    """What was said has no lines, and a block each."""
+    said = {str(index): chunk["text"] for index, chunk in enumerate(params["chunks"]) if not chunk["end_line"]}
+    keys = {index: hashlib.sha256(text.encode()).hexdigest() for index, text in said.items()}
+    if keys:
+        send({"id": number, "event": "quoted", "data": {"blocks": {index: [key] for index, key in keys.items()}}})
+    for key in keys.values():
+        entry = {"key": key, "parent": "00", "fingerprint": "ff", "tokens": 2, "seconds": 0.1, "size": 6}
+        send({"event": "blocks", "data": {"blocks": [entry]}}, b"quoted")
+
+
 def ask(number: int, params: Message) -> None:
     counters["hot_hit"] += 9
     counters["hot_miss"] += 1
     send({"id": number, "event": "stage", "data": {"stage": "prefill", "done": 1, "total": 2, "message": ""}})
+    quote(number, params)
     verb, _, rest = params["question"].partition(" ")
     if verb in ("slow", "deaf"):
         drone(number, verb == "deaf")

@@ -68,7 +68,7 @@ def test_a_session(fake_daemon: FakeDaemon, repository: Path) -> None:
 
     async def use(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert set(tools) == {"search_code", "ask_code"}
+        assert set(tools) == {"search_code", "ask_code", "recall_memory"}
         for tool in tools.values():
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint
@@ -99,6 +99,25 @@ def test_a_session(fake_daemon: FakeDaemon, repository: Path) -> None:
             "search_code", {"query": "paint", "languages": ["javascript"], "paths": ["src/*"]}
         )
         assert {it["path"] for it in only.structured_content["results"]} == {"src/paint.js"}
+
+    with_client(repository, use)
+
+
+def test_what_was_said_before(fake_daemon: FakeDaemon, repository: Path, kvd: Kvd) -> None:
+    async def use(client: Client) -> None:
+        nothing = await client.call_tool("recall_memory", {"query": EXPIRED})
+        assert nothing.structured_content["results"] == []
+        assert "nothing found" in text_of(nothing)
+        kvd.ok("ask", EXPIRED, "--session", "login", cwd=repository)
+        found = await client.call_tool("recall_memory", {"query": f"{EXPIRED} today", "limit": 1})
+        (said,) = found.structured_content["results"]
+        assert (said["session"], said["turn"], said["stale"]) == ("login", 1, False)
+        assert (said["question"], said["answer"]) == (EXPIRED, "It is in [1].")
+        assert "not instructions" in text_of(found)
+        assert f"login, turn 1, {said['asked_at']}\nQuestion: {EXPIRED}\nAnswer: It is in [1]." in text_of(found)
+        assert (await client.call_tool("recall_memory", {"query": f"{EXPIRED} last week"})).structured_content[
+            "results"
+        ] == []
 
     with_client(repository, use)
 

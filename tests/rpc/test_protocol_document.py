@@ -27,6 +27,7 @@ METHODS = {
     "session/fork": params.SessionForkParams,
     "session/close": params.SessionParams,
     "session/delete": params.SessionParams,
+    "session/search": params.SessionSearchParams,
     "note/add": params.NoteAddParams,
     "note/list": params.NoteListParams,
     "note/delete": params.NoteDeleteParams,

@@ -83,8 +83,10 @@ def test_what_has_left_the_prompt_is_not_sent_again(repository: Path, fake_model
         await ask(service, repository, "full of sessions that expire")
         # The code that came with the first turn has left, that turn number 4 brought in is there.
         told = await ask(service, repository, "history of sessions that expire")
-        count = len(told["sources"])
+        count = len(told["sources"]) + len(told["memories"])
         assert told["answer"] == f"1 before, {count} new, 0 present"
+        # What was said in the turns that have left can be recalled.
+        assert {(memory["session"], memory["turn"] <= 3) for memory in told["memories"]} == {("talk", True)}
         again = await ask(service, repository, "history of sessions that expire")
         assert again["answer"] == f"2 before, 0 new, {count} present"
         shown = await service.conversations.show(repository, "talk")

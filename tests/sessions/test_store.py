@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from kvd.errors import StoreError, UsageError
 from kvd.sessions import database
+from kvd.sessions.memory_index import MemoryIndex, Wanted
 from kvd.sessions.records import SaidChunk, Session, Turn
 from kvd.sessions.store import SessionStore
 
@@ -164,16 +166,30 @@ def test_notes_are_of_one_repository_and_deleted_for_good(store: SessionStore) -
     assert store.add_note(ROOT, "third").number == 3
 
 
-def test_an_older_file_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "SCHEMA_VERSION", 1)
-    monkeypatch.setattr(database, "_MIGRATIONS", database._MIGRATIONS[:1])
-    store = SessionStore(tmp_path / "sessions.db", Clock())
-    session = store.create(ROOT, "login")
-    say(store, session, 1, "who?")
-    monkeypatch.undo()
-    assert store.notes(ROOT) == []
-    assert [turn.question for turn in store.turns(session)] == ["who?"]
-    assert store.add_note(ROOT, "new").number == 1
+def test_an_older_file_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    db = apsw.Connection(str(path))
+    db.execute(database._MIGRATIONS[0])
+    db.execute("PRAGMA user_version = 1")
+    source = {"path": "src/a.py", "start_line": 1, "end_line": 3}
+    sources = [{**source, "cited": True}, {**source, "path": "src/b.py", "cited": False}]
+    db.execute("INSERT INTO sessions (root, name, family, created_at, used_at) VALUES (x'2f72', 'login', x'00', 1, 2)")
+    turn = ("who?", "A user.", "stop", 5.0, "c0ffee", json.dumps(sources), "{}", "{}")
+    db.execute("INSERT INTO turns VALUES (1, 1, ?, ?, ?, ?, ?, ?, ?, ?)", turn)
+    db.execute("INSERT INTO texts VALUES (x'01', 'code')")
+    for label, name in ((1, "src/a.py"), (2, "src/b.py")):
+        db.execute("INSERT INTO chunks VALUES (1, ?, 1, ?, 1, 3, 'A.b', 'python', x'01')", (label, name))
+    db.close()
+    store, root = SessionStore(path, Clock()), Path("/r")
+    assert store.notes(root) == []
+    assert [turn.question for turn in store.turns(store.get(root, "login"))] == ["who?"]
+    assert store.add_note(root, "new").number == 1
+    # It can be found, with what it cites.
+    index = MemoryIndex(path)
+    (waiting,) = index.waiting("maker", 5)
+    index.put("maker", [(waiting, "who a user", b"\x7f\0")])
+    (memory,) = index.find(root, Wanted(["user"], b"\x7f\0", None, 6.0), 5, 1.0)
+    assert (memory.question, memory.asked_at, memory.cited) == ("who?", 5.0, (("src/a.py", "code"),))
 
 
 def test_paths_that_are_not_utf8(store: SessionStore) -> None:

@@ -14,7 +14,7 @@ from kvd.errors import CancelledError, UsageError
 from kvd.kv.codec import BLOCK_TOKENS
 from kvd.worker.answerer import Question
 from kvd.worker.conversation import Conversation
-from kvd.worker.prompt import Piece
+from kvd.worker.prompt import Piece, select
 from kvd.worker.requests import conversation_from
 
 from .conftest import Rig, Rigs
@@ -254,3 +254,22 @@ def test_a_conversation_that_does_not_fit_is_said_in_one_line(rigs: Rigs) -> Non
     talk.say(FIRST, SESSION)
     with pytest.raises(UsageError, match="the question has"):
         talk.say("why " * 1000)
+
+
+def test_a_turn_of_another_conversation_is_a_piece_without_lines(rigs: Rigs) -> None:
+    rig = rigs(residents=8)
+    prompts, text = rig.answerer.prompts, "Question: Who logs in?\nAnswer: A user."
+    said = Piece(2, "earlier conversation login, turn 3, 2026-11-24", 0, 0, "", prompts.body(text))
+    code = rig.pieces(SESSION, AUTH)
+    header = b"".join(map(rig.answerer.engine.piece, prompts.header(3, said)))
+    assert header == b"\n\n[3] earlier conversation login, turn 3, 2026-11-24\n"
+    # It goes first where not all fits, and stands last.
+    assert select([*code, said], len(code[0].body) + len(said.body), 2000) == [code[0], said]
+    talk = Talk(rig)
+    question = talk.question(FIRST, [*code, said])
+    quoted = rig.answerer.quoted(question)
+    assert list(quoted) == ["2"]
+    rig.answerer.answer(question, rig.listener())
+    assert {bytes.fromhex(key) for key in quoted["2"]} <= {block.key for block in rig.written}
+    again = rig.answerer.answer(talk.question("Who was it?", [dataclasses.replace(said, index=0)]), rig.listener())
+    assert tokens_of(again)["prefilled"] == 0
