@@ -82,10 +82,10 @@ class Notices:
         return {"notices": self._texts} if self._texts else {}
 
 
-def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
-    """A chunk as answers show it; `cited` only where there is an answer that could cite."""
+def source_json(hit: Hit) -> dict[str, Any]:
+    """A chunk as it was found."""
     chunk = hit.chunk
-    source: dict[str, Any] = {
+    return {
         "path": chunk.path,
         "start_line": chunk.start_line,
         "end_line": chunk.end_line,
@@ -93,7 +93,6 @@ def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
         "language": chunk.language,
         "score": round(hit.score, 6),
     }
-    return source if cited is None else {**source, "cited": cited}
 
 
 class Asker:
@@ -259,9 +258,10 @@ def _result(
     prompt = [int(index) for index in result["chunks"]]
     answer = str(result["answer"])
     if talk is None:
-        cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
+        cited = cited_chunks(answer, [hits[index].chunk for index in prompt])
+        placed = {index: position for position, index in enumerate(prompt)}
         # Hits are in rank order, so are the sources.
-        sources = [(hits[index], index in cited) for index in sorted(prompt)]
+        sources = [(hits[index], placed[index] + 1, placed[index] in cited) for index in sorted(prompt)]
     else:
         sources = sources_of(talk, hits, prompt, answer, result["conversation"]["state"]["held"])
     return {
@@ -270,7 +270,7 @@ def _result(
         "session": talk.session.name if talk else None,
         "conversation": _conversation(talk, result["conversation"]) if talk else None,
         "finish": str(result.get("finish", "stop")),
-        "sources": [source_json(hit, is_cited) for hit, is_cited in sources],
+        "sources": [{**source_json(hit), "cited": is_cited, "label": label} for hit, label, is_cited in sources],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
         "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},

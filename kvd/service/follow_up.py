@@ -32,9 +32,10 @@ def _place(hit: Hit) -> tuple[str, int, int]:
 
 def sources_of(
     talk: Talk, hits: Sequence[Hit], added: Sequence[int], answer: str, labels_held: Collection[int]
-) -> list[tuple[Hit, bool]]:
-    """The sources of an answer, each with whether it is cited: of the hits those in the prompt, now `added` or there
-    before, best first; then what else of the conversation's code is cited. `labels_held` are in the prompt now."""
+) -> list[tuple[Hit, int, bool]]:
+    """The sources of an answer, each with its label and whether it is cited: of the hits those in the prompt, now
+    `added` or there before, best first; then what else of the conversation's code is cited. `labels_held` are in the
+    prompt now."""
     labels = dict(enumerate(added, talk.labels + 1))
     held = {label: chunk for label, chunk in talk.held.items() if label in labels_held}
     prompt = [
@@ -44,9 +45,9 @@ def sources_of(
     cited = {position + 1 for position in cited_chunks(answer, prompt)} & (labels.keys() | held.keys())
     present = {index: label for index, label in talk.present(hits).items() if label in held}
     by_index = present | {index: label for label, index in labels.items()}
-    sources = [(hits[index], by_index[index] in cited) for index in sorted(by_index)]
+    sources = [(hits[index], by_index[index], by_index[index] in cited) for index in sorted(by_index)]
     others = cited - set(by_index.values())
-    return [*sources, *((Hit(_chunk(held[label]), 0.0), True) for label in sorted(others))]
+    return [*sources, *((Hit(_chunk(held[label]), 0.0), label, True) for label in sorted(others))]
 
 
 def _chunk(said: SaidChunk) -> Chunk:
