@@ -71,7 +71,7 @@ def check(built: None, isolated_home: Path, repository: Path) -> Callable[..., N
     def run(name: str, program: Path | None = None, **given: str) -> None:
         env = {f"TEST_{key.upper()}": value for key, value in given.items()}
         env |= {"TEST_REPOSITORY": str(repository), "TEST_PROGRAM": str(program or command(isolated_home))}
-        node("--test", "--test-timeout=30000", "--test-reporter=spec", f"dist/test/{name}.test.js", env=env)
+        node("--test", "--test-timeout=100000", "--test-reporter=spec", f"dist/test/{name}.test.js", env=env)
 
     return run
 

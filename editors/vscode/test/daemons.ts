@@ -36,7 +36,7 @@ export class Watched {
     }
   };
 
-  until(condition: () => boolean, seconds = 15): Promise<void> {
+  until(condition: () => boolean, seconds = 30): Promise<void> {
     return new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         reject(new Error(`it did not happen in time: ${String(condition)}`));
