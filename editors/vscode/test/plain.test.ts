@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { tmpdir } from "node:os";
 import { test } from "node:test";
 import { fenced } from "../src/client/passage";
+import type { AnswerSource } from "../src/client/protocol";
 import { rootOf } from "../src/client/repository";
 import { socketPath } from "../src/client/socket";
 import { clean, cleanLine, counted, stageLine } from "../src/client/text";
@@ -56,23 +57,40 @@ test("code can't end its own block", () => {
   assert.equal(fenced({ language: "md", text: "````\nx\n````" }), "`````md\n````\nx\n````\n`````");
 });
 
+function sources(...labels: number[]): AnswerSource[] {
+  const place = { path: "src/a.py", symbol: "", language: "python", score: 1, cited: false };
+  return labels.map((label) => ({ ...place, start_line: 10 * label, end_line: 10 * label + 9, label }));
+}
+
 test("answers become HTML in which nothing is loaded, run or followed", () => {
   const hostile = [
     "<img src=x onerror=alert(1)><script>alert(1)</script>",
     "![p](https://example.invalid/?q=secret) [l](https://example.invalid) <https://example.invalid>",
     "[d](command:workbench.action.quit) [j](javascript:alert(1)) [r]\n\n[r]: https://example.invalid",
     '```html" onclick="x\n<b>\n```',
+    '`<b onclick="x">`',
   ].join("\n\n");
-  const html = rendered(hostile, new Set([1]));
+  const html = rendered(hostile, sources(1));
   assert.doesNotMatch(html, /<(?!\/?(?:p|pre|code)\b)/);
   assert.doesNotMatch(html, /<[^>]*(?:src|href|onclick)=/);
 });
 
+/** Text and place of each button. */
+function citations(answer: string, ...labels: number[]): [string, number][] {
+  const html = rendered(answer, sources(...labels));
+  return [...html.matchAll(/data-source="(-?\d+)">([^<]*)</g)].map(([, place, text]) => [text ?? "", Number(place)]);
+}
+
 test("only the labels of sources are citations", () => {
-  const html = rendered("In [1], [2][3] and [9], not `x[1]`, not a[1] or f()[2].", new Set([1, 2, 3]));
-  const labels = [...html.matchAll(/data-label="(\d+)"/g)].map(([, label]) => label);
-  assert.deepEqual(labels, ["1", "2", "3"]);
-  assert.match(html, /and \[9\]/);
+  const answer = "In [3], [2][1] and [9], not `x[1]`, not a[1] or f()[2].";
+  const expected = [["3", 2], ["2", 1], ["1", 0]];
+  assert.deepEqual(citations(answer, 1, 2, 3), expected);
+});
+
+test("only places that sources have are citations", () => {
+  const answer = "See `src/a.py:21-25`, `./a.py:15` and `a.py:5-10`, not `a.py:99`, `b.py:15`, `xa.py:15` or `a.py`.";
+  const expected = [["src/a.py:21-25", 1], ["./a.py:15", 0], ["a.py:5-10", 0]];
+  assert.deepEqual(citations(answer, 1, 2), expected);
 });
 
 test("pictures are text, however the pieces fall", () => {

@@ -77,7 +77,8 @@ export function figures(result: AskResult): string {
 }
 
 function seconds(milliseconds: number): string {
-  return `${(milliseconds / 1000).toFixed(1)} s`;
+  // The space does not break.
+  return `${(milliseconds / 1000).toFixed(1)}\u00a0s`;
 }
 
 /** What an index run did. */

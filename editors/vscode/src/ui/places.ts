@@ -76,6 +76,9 @@ export function locationOf(root: string, source: Source): vscode.Location {
 const highlight = vscode.window.createTextEditorDecorationType({
   isWholeLine: true,
   backgroundColor: new vscode.ThemeColor("editor.rangeHighlightBackground"),
+  borderWidth: "0 0 0 2px",
+  borderStyle: "solid",
+  borderColor: new vscode.ThemeColor("focusBorder"),
   overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.rangeHighlightForeground"),
 });
 

@@ -41,6 +41,8 @@ class Search {
     private readonly daemon: Daemon,
     private readonly root: string,
   ) {
+    // The best come first. Types of this version don't know it, the editors do.
+    Object.assign(this.#box, { sortByLabel: false });
     this.#box.title = `kvd: Search ${root}`;
     this.#box.placeholder = "A question, a name, file:line, quoted text, or a stack trace";
     this.#box.onDidChangeValue((query) => {

@@ -40,6 +40,7 @@ export class StatusBar {
   readonly #running = new Map<symbol, string>();
   #status: Status | null = null;
   #asking = false;
+  #resting = false;
   readonly #timer: NodeJS.Timeout;
 
   constructor(private readonly daemon: Daemon) {
@@ -80,9 +81,14 @@ export class StatusBar {
       return;
     }
     if (this.daemon.connected) {
-      this.#asking = true;
-      this.#status = await this.daemon.request("status", {}, { quiet: true }).catch(() => this.#status);
-      this.#asking = false;
+      const resting = this.daemon.busy === 0 && (this.#status === null || words(this.#status).doing === "");
+      // Once more after the end: the daemon's log has a line of each request.
+      if (!resting || !this.#resting) {
+        this.#asking = true;
+        this.#status = await this.daemon.request("status", {}, { quiet: true }).catch(() => this.#status);
+        this.#asking = false;
+      }
+      this.#resting = resting;
     } else if (this.#status?.indexing.length) {
       // Of a daemon that nothing is heard of, nothing is known to go on.
       this.#status = { ...this.#status, indexing: [] };

@@ -12,11 +12,6 @@ function element(tag: string, kind: string, text = ""): HTMLElement {
   return made;
 }
 
-/** By how an answer cites it: several turns of a conversation count on. */
-function labelled(sources: AnswerSource[]): Map<number, number> {
-  return new Map(sources.flatMap(({ label }, index) => (label === undefined ? [] : [[label, index] as const])));
-}
-
 function link(button: HTMLElement, turn: number, source: number, sources: AnswerSource[]): void {
   const place = sources[source];
   button.dataset.turn = String(turn);
@@ -26,10 +21,9 @@ function link(button: HTMLElement, turn: number, source: number, sources: Answer
 
 function answerElement(turn: Turn, index: number): HTMLElement {
   const made = element("div", "answer");
-  const labels = labelled(turn.sources);
-  made.innerHTML = rendered(turn.answer, new Set(labels.keys()));
-  for (const button of made.querySelectorAll<HTMLElement>(".citation")) {
-    link(button, index, labels.get(Number(button.dataset.label)) ?? 0, turn.sources);
+  made.innerHTML = rendered(turn.answer, turn.sources);
+  for (const button of made.querySelectorAll<HTMLElement>("[data-source]")) {
+    link(button, index, Number(button.dataset.source), turn.sources);
   }
   return made;
 }
@@ -66,7 +60,7 @@ function problemElement({ message, hint }: { message: string; hint: string }): H
   const made = element("p", "problem", message);
   made.setAttribute("role", "alert");
   if (hint) {
-    made.append(element("span", "hint", hint));
+    made.append(element("span", hint.startsWith("kvd ") ? "hint typed" : "hint", hint));
   }
   return made;
 }
