@@ -108,7 +108,32 @@ export class Daemon {
     }
   }
 
+  /** A connection that was there may be to a daemon that is just ending: what it said nothing to is sent anew, once. */
   async #answer<M extends keyof Methods>(
+    method: M,
+    params: Methods[M][0],
+    progress: Handling["progress"],
+    source: CancellationTokenSource,
+  ): Promise<Methods[M][1]> {
+    const old = this.#open;
+    let begun = false;
+    const begins = (value: Progress): void => {
+      begun = true;
+      progress?.(value);
+    };
+    try {
+      return await this.#once(method, params, progress && begins, source);
+    } catch (reason) {
+      const again = reason instanceof Problem && reason.code === "gone" && old !== null && !begun;
+      if (!again || this.#stop.signal.aborted) {
+        throw reason;
+      }
+      this.#forget(old);
+      return this.#once(method, params, progress, source);
+    }
+  }
+
+  async #once<M extends keyof Methods>(
     method: M,
     params: Methods[M][0],
     progress: Handling["progress"],
