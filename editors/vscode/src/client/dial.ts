@@ -1,6 +1,7 @@
 /** Gets a connection to a daemon that this extension can talk to; has one started or replaced for that. */
 
 import { createConnection, type Socket } from "node:net";
+import { setTimeout as pause } from "node:timers/promises";
 import {
   createMessageConnection,
   ErrorCodes,
@@ -21,6 +22,7 @@ export { version };
 const protocol = 1;
 // systemd may be just starting it.
 const answerMs = 15_000;
+const pauseMs = 20;
 
 export const gone = (): Problem =>
   new Problem(
@@ -98,9 +100,23 @@ async function introduce(socket: Socket): Promise<Line> {
   }
 }
 
+/** Null where nobody listens. A daemon that ends between taking the connection and answering makes way for another. */
 async function attempt(): Promise<Line | null> {
-  const socket = await connect();
-  return socket && introduce(socket);
+  const deadline = Date.now() + answerMs;
+  for (;;) {
+    const socket = await connect();
+    if (!socket) {
+      return null;
+    }
+    try {
+      return await introduce(socket);
+    } catch (reason) {
+      if (!(reason instanceof Problem) || reason.code !== "gone" || Date.now() > deadline) {
+        throw reason;
+      }
+      await pause(pauseMs);
+    }
+  }
 }
 
 /** @param executable the program that starts a daemon where none runs, or replaces one of another version that is idle */
