@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvd.config import Settings
-from kvd.models.active import active_model
+from kvd.models.active import ActiveModel, active_model
 from kvd.recall.only import EVERYTHING, Only
 from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
@@ -82,10 +82,10 @@ class Notices:
         return {"notices": self._texts} if self._texts else {}
 
 
-def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
-    """A chunk as answers show it; `cited` only where there is an answer that could cite."""
+def source_json(hit: Hit) -> dict[str, Any]:
+    """A chunk as it was found."""
     chunk = hit.chunk
-    source: dict[str, Any] = {
+    return {
         "path": chunk.path,
         "start_line": chunk.start_line,
         "end_line": chunk.end_line,
@@ -93,7 +93,6 @@ def source_json(hit: Hit, cited: bool | None = None) -> dict[str, Any]:
         "language": chunk.language,
         "score": round(hit.score, 6),
     }
-    return source if cited is None else {**source, "cited": cited}
 
 
 class Asker:
@@ -139,10 +138,7 @@ class Asker:
         if not hits and not recalled and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
-        model = await asyncio.to_thread(active_model)
-        if not model.chosen and not self._engine.started:
-            notices.add(f"no model is set up: {model.name} answers, a very small one (kvd setup gets a better one)")
-
+        model = await self._model_in_use(notices.add)
         quoted: dict[str, list[str]] = {}
 
         def on_event(event: str, data: dict[str, Any]) -> None:
@@ -177,6 +173,12 @@ class Asker:
             known = (answer.model, model.sha256)
             await self._conversations.add(talk, question.text, result, added, answer.result, known, used)
         return {**result, **notices.in_result()}
+
+    async def _model_in_use(self, tell: Callable[[str], None]) -> ActiveModel:
+        model = await asyncio.to_thread(active_model)
+        if not model.chosen and not self._engine.started:
+            tell(f"no model is set up: {model.name} answers, a very small one (kvd setup gets a better one)")
+        return model
 
     async def judged(self, query: str, hits: list[Hit], settings: Settings, emit: Emit) -> Reranked:
         """What a search found, in the order that the model has a say in; loads the model where it is not loaded."""
@@ -273,8 +275,10 @@ def _result(
         "session": talk.session.name if talk else None,
         "conversation": _conversation(talk, result["conversation"]) if talk else None,
         "finish": str(result.get("finish", "stop")),
-        "sources": [source_json(hit, is_cited) for hit, is_cited in used.sources],
-        "memories": [{**quote.to_json(), "cited": is_cited} for quote, is_cited in used.memories],
+        "sources": [{**source_json(hit), "cited": is_cited, "label": label} for hit, label, is_cited in used.sources],
+        "memories": [
+            {**quote.to_json(), "cited": is_cited, "label": label} for quote, label, is_cited in used.memories
+        ],
         "tokens": {kind: int(result["tokens"].get(kind, 0)) for kind in TOKEN_KINDS},
         "timings_ms": timings,
         "steps_ms": {str(name): float(value) for name, value in result.get("steps_ms", {}).items()},

@@ -34,11 +34,12 @@ def _place(hit: Hit) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What of a prompt an answer rests on, best first: code, and turns that were recalled, each with whether it is
-    cited. Of a conversation `cited` are the labels of what is cited, `quotes` has the turns that are new, by label."""
+    """What of a prompt an answer rests on, best first: code, and turns that were recalled, each with its label and
+    whether it is cited. Of a conversation `cited` are the labels of what is cited, `quotes` has the turns that are
+    new, by label."""
 
-    sources: list[tuple[Hit, bool]]
-    memories: list[tuple[Quote, bool]] = field(default_factory=list)
+    sources: list[tuple[Hit, int, bool]]
+    memories: list[tuple[Quote, int, bool]] = field(default_factory=list)
     cited: list[int] = field(default_factory=list)
     quotes: dict[int, Quote] = field(default_factory=dict)
 
@@ -48,9 +49,10 @@ def used_by(talk: Talk | None, hits: Sequence[Hit], recalled: Sequence[Recalled]
     prompt, answer = [int(index) for index in result["chunks"]], str(result["answer"])
     if talk is not None:
         return _used_in(talk, hits, recalled, prompt, answer, result["conversation"]["state"]["held"])
-    cited = {prompt[position] for position in cited_chunks(answer, [hits[index].chunk for index in prompt])}
+    cited = cited_chunks(answer, [hits[index].chunk for index in prompt])
+    placed = {index: position for position, index in enumerate(prompt)}
     # Hits are in rank order, so are the sources.
-    return Used([(hits[index], index in cited) for index in sorted(prompt)])
+    return Used([(hits[index], placed[index] + 1, placed[index] in cited) for index in sorted(prompt)])
 
 
 def _used_in(
@@ -78,8 +80,8 @@ def _used_in(
     quotes = {label: recalled[index - len(hits)].quote for label, index in labels.items() if index >= len(hits)}
     turns = talk.quotes | quotes
     return Used(
-        sources=[(hit, label in cited) for label, hit in found if label not in turns],
-        memories=[(turns[label], label in cited) for label, _ in found if label in turns],
+        sources=[(hit, label, label in cited) for label, hit in found if label not in turns],
+        memories=[(turns[label], label, label in cited) for label, _ in found if label in turns],
         cited=sorted(cited),
         quotes=quotes,
     )

@@ -73,12 +73,13 @@ def test_an_answer_has_what_the_contract_says(repository: Path, fake_model: Path
         assert (result["model"], result["session"]) == ("fake", None)
         sources = result["sources"]
         assert set(sources[0]) == {
-            *("path", "start_line", "end_line", "symbol", "language", "score", "cited"),
+            *("path", "start_line", "end_line", "symbol", "language", "score", "cited", "label"),
         }
         scores = [source["score"] for source in sources]
         assert scores == sorted(scores, reverse=True)
         # The child puts the second best chunk first, so that [1] is the second source.
         assert [source["cited"] for source in sources][:2] == [False, True]
+        assert [source["label"] for source in sources][:2] == [2, 1]
         assert set(result["tokens"]) == set(TOKEN_KINDS)
         assert result["tokens"]["reused_hot"] == 90
         times = result["timings_ms"]
