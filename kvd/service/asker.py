@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 from kvd.config import Settings
 from kvd.models.active import ActiveModel, active_model
 from kvd.recall.only import EVERYTHING, Only
+from kvd.service.clock import Clock
 from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
 from kvd.service.engine import EngineClient
@@ -134,7 +134,7 @@ class Asker:
         wanted = max(settings.top_k, CANDIDATES) if settings.rerank_ms else settings.top_k
         hits = await self._recall(root, question, wanted, talk, notices.add, update)
         recalled = await self._conversations.recall(talk, question.text) if talk and settings.memory else []
-        clock = _Clock(question.received)
+        clock = Clock(question.received)
         if not hits and not recalled and not (talk and talk.turns):
             emit({"kind": "token", "text": NOTHING_RELEVANT})
             return {**_nothing_relevant(clock), "session": question.session, **notices.in_result()}
@@ -219,40 +219,6 @@ class Asker:
         return await self._engine.prefetch(draft, load, await run_cancellable(prepare))
 
 
-class _Clock:
-    """Times of one question in milliseconds; made when the chunks are ranked."""
-
-    def __init__(self, received: float) -> None:
-        self._received = received
-        self._recall = self._elapsed()
-        self._first_token: float | None = None
-
-    def _elapsed(self) -> float:
-        return (time.monotonic() - self._received) * 1000
-
-    def token(self) -> None:
-        if self._first_token is None:
-            self._first_token = self._elapsed()
-
-    def timings(
-        self, ranked: Reranked, model_load: float = 0.0, result: dict[str, Any] | None = None
-    ) -> dict[str, float]:
-        """`ttft` counts from the request's arrival but leaves out the loading of the model."""
-        model_load += ranked.model_load_ms
-        total = self._elapsed()
-        first = total if self._first_token is None else self._first_token
-        load = float((result or {}).get("timings_ms", {}).get("load", 0.0))
-        times = {
-            "recall": self._recall,
-            "rerank": ranked.ms,
-            "load": load,
-            "ttft": first - model_load,
-            "total": total,
-            "model_load": model_load,
-        }
-        return {name: round(value, 1) for name, value in times.items()}
-
-
 def _applied(question: Question, settings: Settings) -> Settings:
     """The settings with what this question asks for itself. Without reuse nothing is loaded anew."""
     return replace(
@@ -290,7 +256,7 @@ def _conversation(talk: Talk, told: dict[str, Any]) -> dict[str, int]:
     return {"turn": talk.number, **counts}
 
 
-def _nothing_relevant(clock: _Clock) -> dict[str, Any]:
+def _nothing_relevant(clock: Clock) -> dict[str, Any]:
     return {
         "answer": NOTHING_RELEVANT,
         "model": None,
