@@ -46,7 +46,7 @@ def test_what_was_said_last_week_is_in_a_new_conversations_prompt(kvd: Kvd, repo
         turn = Turn(1, question, answer, "stop", time.time() - weeks * WEEK)
         store.add_turn(session, turn, [], "", ("smollm2-135m", "ab" * 32))
 
-    result = kvd.json("ask", ASKED, "--session", "new", cwd=repository, timeout=120)
+    result = kvd.json("ask", ASKED, "--session", "new", cwd=repository, timeout=240)
     assert [memory["session"] for memory in result["memories"]] == ["weeks-1"]
     assert result["sources"] == []
     new = store.get(repository, "new")
