@@ -248,6 +248,45 @@ def day(
     raise typer.Exit(_run("day", False, 0, None, work, as_json, options))
 
 
+@app.command()
+def sessions(
+    repo: Annotated[str, typer.Option("--repo", metavar="PATH", help="The repository to talk about.")],
+    conversations: Annotated[
+        int, typer.Option("--conversations", metavar="N", min=0, help="Wake N conversations from disk; 0: none.")
+    ] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="Wake each N times.")] = 3,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", min=256, max=6000, help="Tokens of each, at least.")
+    ] = 2000,
+    cost: Annotated[bool, typer.Option("--cost/--no-cost", help="Count what a conversation's turns compute.")] = True,
+    many: Annotated[
+        int, typer.Option("--sessions", metavar="N", min=0, help="So many at a time, in a random order; 0: none.")
+    ] = 40,
+    turns: Annotated[int, typer.Option("--turns", metavar="N", min=1, max=20, help="Turns of a conversation.")] = 20,
+    remembered: Annotated[
+        int, typer.Option("--remembered", metavar="N", min=0, help="Fill a year with N tokens of turns; 0: none.")
+    ] = 1_000_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="What is asked, in which order.")] = 1,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """Conversations: how soon they wake, what their turns compute, many at a time, and a year of them."""
+    if many and many * turns < 8:
+        raise typer.BadParameter("give --sessions at least 8 turns together")
+    wanted = {
+        "conversations": conversations,
+        "rounds": rounds,
+        "tokens": tokens,
+        "cost": cost,
+        "sessions": many,
+        "turns": turns,
+        "remembered": remembered,
+        "seed": seed,
+    }
+    options = {"repo": os.path.abspath(repo), "wanted": wanted}
+    raise typer.Exit(_run("sessions", False, 0, None, work, as_json, options))
+
+
 def _absolute(path: str | None) -> str | None:
     return os.path.abspath(path) if path is not None else None
 

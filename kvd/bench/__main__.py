@@ -76,6 +76,8 @@ def _run(options: dict[str, Any]) -> None:
         _run_rerank(options)
     elif options["kind"] == "day":
         _run_day(options)
+    elif options["kind"] == "sessions":
+        _run_sessions(options)
     elif options["kind"] == "askers":
         _run_askers(options)
     else:
@@ -189,6 +191,21 @@ def _run_day(options: dict[str, Any]) -> None:
         finally:
             run.close()
         _print(result, diary.lines, options)
+
+
+def _run_sessions(options: dict[str, Any]) -> None:
+    _quiet_engine()
+    from kvd.bench import sessions, talk
+    from kvd.models.active import active_model
+
+    model = active_model()
+    with talk.keeping_conversations(_work_folder(options) / "sessions"):
+        run = sessions.Run(model, options["repo"], _say, options["wanted"]["seed"])
+        try:
+            result = run.measure(sessions.Wanted(**options["wanted"]), options["command"])
+        finally:
+            run.close()
+        _print(result, sessions.lines, options)
 
 
 def _run_askers(options: dict[str, Any]) -> None:

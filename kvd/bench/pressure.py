@@ -171,7 +171,7 @@ class Run:
             "seconds": seconds,
             **tally.to_json(),
             "blocks": _blocks(after),
-            "memory": self._memory(before, after, shape.bytes_per_token),
+            "memory": memory(self._model, before, after),
         }
 
     def _draw(self) -> tuple[RepositoryLibrary, list[int], int]:
@@ -196,7 +196,7 @@ class Run:
             raise ModelError(
                 f"the KV of {self._model.name} is not reused: {engine.get('reuse_reason')}", hint="kvd setup --model"
             )
-        return {**status, "resident": _resident(status)}
+        return {**status, "resident": resident(status)}
 
     def _ask(self, library: RepositoryLibrary, number: int, tally: Tally) -> None:
         try:
@@ -220,22 +220,28 @@ class Run:
             "seed": self._options["seed"],
         }
 
-    def _memory(self, before: dict[str, Any], after: dict[str, Any], bytes_per_token: int) -> dict[str, Any] | None:
-        """None where the system does not tell, or where one of the processes is not that of the beginning."""
-        loaded, end = before["resident"], _resident(after)
-        if set(loaded) != {"engine", "daemon"} or set(end) != set(loaded) or _pids(before) != _pids(after):
-            return None
-        engine = after["engine"]
-        wanted = footprint.configured(
-            self._model.path.stat().st_size,
-            engine["n_ctx"] * bytes_per_token,
-            engine["pool"]["bytes"],
-            usual_prompt(engine["n_ctx"]) * bytes_per_token,
-            loaded["engine"],
-        )
-        expected = {"engine": wanted.total, "daemon": loaded["daemon"].now}
-        compared = {name: footprint.compared(loaded[name], end[name], expected[name]) for name in expected}
-        return {**compared, "engine": {**wanted.to_json(), **compared["engine"]}}
+
+def memory(model: ActiveModel, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any] | None:
+    """Of daemon and engine, against what is configured: `before` is the status right after loading, with what
+    `resident` gave then, and `after` that in the end.
+
+    None where the system does not tell, or where one of the processes is not that of the beginning.
+    """
+    loaded, end = before["resident"], resident(after)
+    if set(loaded) != {"engine", "daemon"} or set(end) != set(loaded) or pids(before) != pids(after):
+        return None
+    engine = after["engine"]
+    bytes_per_token = engine["kv_bytes_per_token"]
+    wanted = footprint.configured(
+        model.path.stat().st_size,
+        engine["n_ctx"] * bytes_per_token,
+        engine["pool"]["bytes"],
+        usual_prompt(engine["n_ctx"]) * bytes_per_token,
+        loaded["engine"],
+    )
+    expected = {"engine": wanted.total, "daemon": loaded["daemon"].now}
+    compared = {name: footprint.compared(loaded[name], end[name], expected[name]) for name in expected}
+    return {**compared, "engine": {**wanted.to_json(), **compared["engine"]}}
 
 
 def _history(root: Path) -> list[str]:
@@ -246,15 +252,16 @@ def _history(root: Path) -> list[str]:
         return []
 
 
-def _pids(status: dict[str, Any]) -> tuple[int | None, int]:
+def pids(status: dict[str, Any]) -> tuple[int | None, int]:
+    """Of engine, None where there is none, and daemon."""
     return status["engine"].get("pid"), status["daemon"]["pid"]
 
 
-def _resident(status: dict[str, Any]) -> dict[str, Resident]:
+def resident(status: dict[str, Any]) -> dict[str, Resident]:
     """Of engine and daemon, as far as it is known."""
-    pids = dict(zip(("engine", "daemon"), _pids(status), strict=True))
-    found = {name: footprint.resident(pid) for name, pid in pids.items() if pid}
-    return {name: memory for name, memory in found.items() if memory is not None}
+    named = dict(zip(("engine", "daemon"), pids(status), strict=True))
+    found = {name: footprint.resident(pid) for name, pid in named.items() if pid}
+    return {name: taken for name, taken in found.items() if taken is not None}
 
 
 def _blocks(status: dict[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,11 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         f"{blocks['written']:,} written, {blocks['stored']:,} stored, {blocks['declined']:,} computed though stored, "
         f"{blocks['lost']:,} lost, {blocks['damaged']:,} damaged, {blocks['evicted_cold']:,} evicted from disk"
     )
-    yield from _memory_lines(result["memory"])
+    yield from memory_lines(result["memory"])
 
 
-def _memory_lines(memory: dict[str, Any] | None) -> Iterator[str]:
+def memory_lines(memory: dict[str, Any] | None) -> Iterator[str]:
+    """What `pressure.memory` found."""
     if memory is None:
         yield "memory: not known"
         return

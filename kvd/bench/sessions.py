@@ -1,0 +1,151 @@
+"""`kvd bench sessions`: conversations that wake, what their turns cost, many of them at a time, and a year of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvd import paths
+from kvd.bench import crowd, remembered, turn_costs, wake
+from kvd.bench.about import about
+from kvd.bench.libraries import by_vocabulary
+from kvd.bench.pressure import fitting_context, memory, pids
+from kvd.bench.speed import STOP_SECONDS, stop_daemon
+from kvd.bench.talk import Asking, askable, indexed, loaded, start_afresh, write_settings
+from kvd.config import Settings
+from kvd.models.active import ActiveModel
+from kvd.rpc.client import Client
+from kvd.types import KVShape
+
+Say = Callable[[str], None]
+
+_CROWD = Asking(64, 12)
+"""Short turns: what is tried is how many there are."""
+_QUESTIONS = 200
+"""The most different ones."""
+_POOL_TOKENS = 11_264
+"""The least that a context of 8,192 cells may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How much to measure; a part of which nothing is wanted is left out.
+
+    `conversations` of `tokens` are woken `rounds` times; `turns` are those of a conversation whose cost is measured,
+    if `cost`, and of each of so many `sessions` at a time; `remembered` tokens are those of a year.
+    """
+
+    conversations: int
+    rounds: int
+    tokens: int
+    cost: bool
+    sessions: int
+    turns: int
+    remembered: int
+    seed: int
+
+
+class Run:
+    """One benchmark of one model. The caller has given this process and its daemon a folder of their own."""
+
+    def __init__(self, model: ActiveModel, repo: str, say: Say, seed: int) -> None:
+        """Raises `RepositoryError` for no repository, `UsageError` for one without code."""
+        self._model, self._say = model, say
+        stop_daemon()
+        start_afresh()
+        say("indexing")
+        self._root, self._questions = indexed(repo, seed)
+        self._count = by_vocabulary(model)
+
+    def close(self) -> None:
+        stop_daemon()
+
+    def measure(self, wanted: Wanted, command: str) -> dict[str, Any]:
+        """Everything as one JSON object."""
+        root, say = self._root, self._say
+        result: dict[str, Any] = {"about": {**about(command), "model": self._model.name, "repository": root.name}}
+        write_settings()
+        say("loading the model, which is checked if it is new here")
+        self._load()
+        if wanted.conversations:
+            questions = self._askable(wake.budget(wanted.tokens))
+            result["wake"] = wake.measure(root, questions, wanted.conversations, wanted.rounds, wanted.tokens, say)
+        if wanted.cost:
+            questions = self._askable(turn_costs.HOW.budget)
+            result["cost"] = turn_costs.measure(root, questions, wanted.turns, say)
+        if wanted.sessions:
+            result["crowd"] = self._crowd(wanted)
+        if wanted.remembered:
+            stop_daemon()
+            start_afresh()
+            result["remembered"] = remembered.measure(
+                root, self._questions, wanted.remembered, wanted.turns, self._count, wanted.seed, say
+            )
+        return result
+
+    def _askable(self, budget: int) -> list[str]:
+        return askable(self._root, self._questions, budget, self._count, _QUESTIONS)
+
+    def _load(self) -> dict[str, Any]:
+        return loaded(self._root, self._askable(Settings().budget)[0])
+
+    def _crowd(self, wanted: Wanted) -> dict[str, Any]:
+        bytes_per_token = self._load()["engine"]["kv_bytes_per_token"]
+        stop_daemon()
+        start_afresh()
+        n_ctx = fitting_context(KVShape(1, bytes_per_token // 4), _POOL_TOKENS, Settings().n_ctx)
+        write_settings(n_ctx=n_ctx, pool_bytes=_POOL_TOKENS * bytes_per_token)
+        questions = self._askable(_CROWD.budget)
+        asking = crowd.Crowd(self._root, questions, wanted.sessions, wanted.turns, _CROWD, wanted.seed, self._say)
+        before, seconds = asking.run(_Daemon(self._load))
+        asking.look()
+        with Client.connect() as client:
+            client.call("gc", {})
+            after = client.call("status", {})
+        return {
+            "sessions": wanted.sessions,
+            "turns": wanted.turns,
+            "seconds": seconds,
+            "pool_tokens": _POOL_TOKENS,
+            "n_ctx": n_ctx,
+            **asking.record.to_json(),
+            "memory": memory(self._model, before, after),
+            "store": {name: after["store"][name] for name in ("file_bytes", "cap_bytes", "blocks", "lost_blocks")},
+            "sessions_bytes": paths.bytes_on_disk(paths.sessions_file()),
+        }
+
+
+class _Daemon:
+    """The benchmark's own, with its engine; the next client starts another one."""
+
+    def __init__(self, loaded: Callable[[], dict[str, Any]]) -> None:
+        self.loaded = loaded
+
+    def stop_daemon(self) -> None:
+        stop_daemon()
+
+    def kill_daemon(self) -> None:
+        with Client.connect() as client:
+            client.kill()
+            client.wait_closed(STOP_SECONDS)
+
+    def kill_engine(self) -> None:
+        with Client.connect() as client:
+            engine, _ = pids(client.call("status", {}))
+        if engine:
+            os.kill(engine, signal.SIGKILL)
+
+
+def lines(result: dict[str, Any]) -> Iterator[str]:
+    """All parts, one after the other."""
+    head = result["about"]
+    yield f"{head['command']}  ({head['date']})"
+    yield f"{head['model']}, kvd {head['kvd']}, {head['engine']}, {head['machine']}, {head['repository']}"
+    parts = {"wake": wake.lines, "cost": turn_costs.lines, "crowd": crowd.lines, "remembered": remembered.lines}
+    for name, shown in parts.items():
+        if name in result:
+            yield ""
+            yield from shown(result[name])
