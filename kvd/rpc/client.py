@@ -155,7 +155,7 @@ class Client:
     def _gone(error: OSError | None) -> UnavailableError:
         if isinstance(error, TimeoutError):
             return UnavailableError("the daemon does not answer", hint="kvd stop --now")
-        return UnavailableError("the daemon stopped while it was at work", hint="try again, or look at: kvd logs")
+        return _GoneError("the daemon stopped while it was at work", hint="try again, or look at: kvd logs")
 
     def wait_closed(self, seconds: float | None) -> bool:
         """Wait for the daemon to close this connection, the last thing it does; false if it has not."""

@@ -97,6 +97,23 @@ def test_a_stale_socket_heals(kvd: Kvd) -> None:
     kvd.ok("start")
 
 
+def test_a_daemon_that_ends_while_a_client_comes_is_replaced(kvd: Kvd) -> None:
+    dying = socket.socket(socket.AF_UNIX)
+    dying.bind(str(paths.socket_file()))
+    dying.listen()
+
+    def end() -> None:
+        connection, _ = dying.accept()
+        connection.recv(1)
+        dying.close()
+        connection.close()
+
+    thread, _ = in_thread(end)
+    with Client.connect() as client:
+        assert client.server["version"] == package.__version__
+    thread.join(10)
+
+
 def test_killed_daemons_are_replaced(kvd: Kvd, repository: Path) -> None:
     kvd.ok("start")
     pid = pid_of(kvd)
