@@ -198,9 +198,9 @@ def _run_sessions(options: dict[str, Any]) -> None:
     from kvd.bench import sessions, talk
     from kvd.models.active import active_model
 
-    model = active_model()
-    with talk.keeping_conversations(_work_folder(options) / "sessions"):
-        run = sessions.Run(model, options["repo"], _say, options["wanted"]["seed"])
+    model, folder = active_model(), _work_folder(options) / "sessions"
+    with talk.keeping_conversations(folder):
+        run = sessions.Run(model, options["repo"], folder, _say, options["wanted"]["seed"])
         try:
             result = run.measure(sessions.Wanted(**options["wanted"]), options["command"])
         finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvd import paths
@@ -51,9 +53,9 @@ class Wanted:
 class Run:
     """One benchmark of one model. The caller has given this process and its daemon a folder of their own."""
 
-    def __init__(self, model: ActiveModel, repo: str, say: Say, seed: int) -> None:
-        """Raises `RepositoryError` for no repository, `UsageError` for one without code."""
-        self._model, self._say = model, say
+    def __init__(self, model: ActiveModel, repo: str, folder: Path, say: Say, seed: int) -> None:
+        """Raises `RepositoryError` for no repository."""
+        self._model, self._say, self._last = model, say, folder / "last.json"
         stop_daemon()
         start_afresh()
         say("indexing")
@@ -64,27 +66,35 @@ class Run:
         stop_daemon()
 
     def measure(self, wanted: Wanted, command: str) -> dict[str, Any]:
-        """Everything as one JSON object."""
-        root, say = self._root, self._say
-        result: dict[str, Any] = {"about": {**about(command), "model": self._model.name, "repository": root.name}}
+        """Everything as one JSON object. What is done is kept in `last.json` while the rest runs."""
+        result: dict[str, Any] = {"about": {**about(command), "model": self._model.name, "repository": self._root.name}}
+        parts: dict[str, tuple[bool, Callable[[Wanted], dict[str, Any]]]] = {
+            "wake": (wanted.conversations > 0, self._wake),
+            "cost": (wanted.cost, self._cost),
+            "crowd": (wanted.sessions > 0, self._crowd),
+            "remembered": (wanted.remembered > 0, self._remembered),
+        }
         write_settings()
-        say("loading the model, which is checked if it is new here")
+        self._say("loading the model, which is checked if it is new here")
         self._load()
-        if wanted.conversations:
-            questions = self._askable(wake.budget(wanted.tokens))
-            result["wake"] = wake.measure(root, questions, wanted.conversations, wanted.rounds, wanted.tokens, say)
-        if wanted.cost:
-            questions = self._askable(turn_costs.HOW.budget)
-            result["cost"] = turn_costs.measure(root, questions, wanted.turns, say)
-        if wanted.sessions:
-            result["crowd"] = self._crowd(wanted)
-        if wanted.remembered:
-            stop_daemon()
-            start_afresh()
-            result["remembered"] = remembered.measure(
-                root, self._questions, wanted.remembered, wanted.turns, self._count, wanted.seed, say
-            )
+        for name, (is_wanted, part) in parts.items():
+            if is_wanted:
+                result[name] = part(wanted)
+                self._last.write_text(json.dumps(result))
         return result
+
+    def _wake(self, wanted: Wanted) -> dict[str, Any]:
+        questions = self._askable(wake.budget(wanted.tokens))
+        return wake.measure(self._root, questions, wanted.conversations, wanted.rounds, wanted.tokens, self._say)
+
+    def _cost(self, wanted: Wanted) -> dict[str, Any]:
+        return turn_costs.measure(self._root, self._askable(turn_costs.HOW.budget), wanted.turns, self._say)
+
+    def _remembered(self, wanted: Wanted) -> dict[str, Any]:
+        stop_daemon()
+        start_afresh()
+        more = wanted.remembered, wanted.turns, self._count, wanted.seed, self._say
+        return remembered.measure(self._root, self._questions, *more)
 
     def _askable(self, budget: int) -> list[str]:
         return askable(self._root, self._questions, budget, self._count, _QUESTIONS)
