@@ -100,7 +100,7 @@ class Run:
         return askable(self._root, self._questions, budget, self._count, _QUESTIONS)
 
     def _load(self) -> dict[str, Any]:
-        return loaded(self._root, self._askable(Settings().budget)[0])
+        return loaded(self._root, self._askable(_CROWD.budget)[0], _CROWD.budget)
 
     def _crowd(self, wanted: Wanted) -> dict[str, Any]:
         bytes_per_token = self._load()["engine"]["kv_bytes_per_token"]

@@ -149,11 +149,12 @@ def askable(root: Path, questions: Iterable[str], budget: int, count: CountToken
     return found
 
 
-def loaded(root: Path, question: str) -> dict[str, Any]:
+def loaded(root: Path, question: str, budget: int) -> dict[str, Any]:
     """The daemon's status once the model is loaded, with the memory of both processes as `resident`; nothing is in
     pool and cells but the prefix. Raises `ModelError` where the model's KV is not reused."""
+    params = {"question": question, "repo": str(root), "budget": budget, "max_tokens": 1, "reuse": False}
     with Client.connect() as client:
-        client.call("ask", {"question": question, "repo": str(root), "max_tokens": 1, "reuse": False})
+        client.call("ask", params)
         status = client.call("status", {})
     engine = status["engine"]
     if engine.get("reuse") != "on":
