@@ -96,11 +96,11 @@ class Run:
         more = wanted.remembered, wanted.turns, self._count, wanted.seed, self._say
         return remembered.measure(self._root, self._questions, *more)
 
-    def _askable(self, budget: int) -> list[str]:
-        return askable(self._root, self._questions, budget, self._count, _QUESTIONS)
+    def _askable(self, budget: int, most: int = _QUESTIONS) -> list[str]:
+        return askable(self._root, self._questions, budget, self._count, most)
 
     def _load(self) -> dict[str, Any]:
-        return loaded(self._root, self._askable(_CROWD.budget)[0], _CROWD.budget)
+        return loaded(self._root, self._askable(_CROWD.budget, 1)[0], _CROWD.budget)
 
     def _crowd(self, wanted: Wanted) -> dict[str, Any]:
         bytes_per_token = self._load()["engine"]["kv_bytes_per_token"]
