@@ -104,7 +104,7 @@ def _state(session: Session, turns: int, random: Random) -> str:
 
 
 def _timed(root: Path, names: Sequence[str], random: Random) -> dict[str, dict[str, float]]:
-    """Milliseconds of each call as a client sees them."""
+    """Milliseconds of each call as a client sees them, the first one apart."""
     repo, forks = str(root), [f"fork-{number}" for number in range(_CHANGES)]
     calls: dict[str, list[dict[str, Any]]] = {
         "session/list": [{}] * _LOOKS,
@@ -119,10 +119,11 @@ def _timed(root: Path, names: Sequence[str], random: Random) -> dict[str, dict[s
                 started = perf_counter()
                 client.call(method, {"repo": repo, **more})
                 times.setdefault(method, []).append((perf_counter() - started) * 1000)
-    return {
-        method: {"median_ms": median(taken).value, "p95_ms": float(np.quantile(taken, 0.95)), "first_ms": taken[0]}
-        for method, taken in times.items()
-    }
+    return {method: _figures(taken[0], taken[1:] or taken) for method, taken in times.items()}
+
+
+def _figures(first: float, others: Sequence[float]) -> dict[str, float]:
+    return {"first_ms": first, "median_ms": median(others).value, "p95_ms": float(np.quantile(others, 0.95))}
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -131,7 +132,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         f"{result['tokens']:,} tokens said in {result['turns']:,} turns of {result['sessions']:,} sessions, "
         f"{result['file_bytes'] / 1e6:.0f} MB; a turn is written in {result['write_ms']:.1f} ms"
     )
-    yield "| | median | 95 % within | first |"
+    yield "| | first | median of the others | 95 % within |"
     yield "|---|---|---|---|"
     for method, row in result["calls"].items():
-        yield f"| {method} | {row['median_ms']:.1f} ms | {row['p95_ms']:.1f} ms | {row['first_ms']:.1f} ms |"
+        yield f"| {method} | {row['first_ms']:.1f} ms | {row['median_ms']:.1f} ms | {row['p95_ms']:.1f} ms |"
