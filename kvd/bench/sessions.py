@@ -75,8 +75,6 @@ class Run:
             "remembered": (wanted.remembered > 0, self._remembered),
         }
         write_settings()
-        self._say("loading the model, which is checked if it is new here")
-        self._load()
         for name, (is_wanted, part) in parts.items():
             if is_wanted:
                 result[name] = part(wanted)
@@ -84,10 +82,12 @@ class Run:
         return result
 
     def _wake(self, wanted: Wanted) -> dict[str, Any]:
+        self._load()
         questions = self._askable(wake.budget(wanted.tokens))
         return wake.measure(self._root, questions, wanted.conversations, wanted.rounds, wanted.tokens, self._say)
 
     def _cost(self, wanted: Wanted) -> dict[str, Any]:
+        self._load()
         return turn_costs.measure(self._root, self._askable(turn_costs.HOW.budget), wanted.turns, self._say)
 
     def _remembered(self, wanted: Wanted) -> dict[str, Any]:
@@ -100,6 +100,7 @@ class Run:
         return askable(self._root, self._questions, budget, self._count, most)
 
     def _load(self) -> dict[str, Any]:
+        self._say("loading the model, which is checked if it is new here")
         return loaded(self._root, self._askable(_CROWD.budget, 1)[0], _CROWD.budget)
 
     def _crowd(self, wanted: Wanted) -> dict[str, Any]:
