@@ -90,12 +90,12 @@ def run(scripted: Scripted, root: Path, sessions: int, turns: int) -> tuple[Reco
     people = Crowd(root, questions, sessions, turns, Asking(64, 8), 1, lambda text: None)
     status, seconds = people.run(scripted)
     people.look()
+    assert people.record.wrong == []
     assert set(status["resident"]) == {"daemon", "engine"}
     for replies in people.record.replies.values():
         ordered = sorted(replies, key=lambda item: item.turn)
         assert [item.turn for item in ordered] == list(range(1, turns + 1))
         assert all(item.answer.startswith(f"{item.turn - 1} before, ") for item in ordered)
-    assert people.record.wrong == []
     return people.record, seconds
 
 
