@@ -86,7 +86,7 @@ def scripted(kvd: Kvd, fake_model: Path, repository: Path) -> Iterator[Scripted]
 
 def run(scripted: Scripted, root: Path, sessions: int, turns: int) -> tuple[Record, float]:
     """Questions that the scripted engine answers with how many turns were before."""
-    questions = [f"history of {name}" for name in ("sessions that expire", "paintRectangle", "lifetime")]
+    questions = [f"history of {name}" for name in ("sessions that expire", "paintRectangle", "is_expired")]
     people = Crowd(root, questions, sessions, turns, Asking(64, 8), 1, lambda text: None)
     status, seconds = people.run(scripted)
     people.look()
