@@ -62,14 +62,8 @@ class Record:
 
     def computed_again(self) -> list[tuple[str, int, int]]:
         """Session, turn and tokens of earlier turns that were computed again for it, where there are any."""
-        found = []
-        for session, replies in self.replies.items():
-            ordered = sorted(replies, key=lambda reply: reply.turn)
-            for before, reply in itertools.pairwise(ordered):
-                lost = before.conversation["tokens"] - reply.kept
-                if lost > 0:
-                    found.append((session, reply.turn, lost))
-        return found
+        replies = sorted(itertools.chain.from_iterable(self.replies.values()), key=lambda reply: reply.turn)
+        return [(reply.session, reply.turn, reply.again) for reply in replies if reply.again]
 
     def to_json(self) -> dict[str, Any]:
         replies = [reply for session in self.replies.values() for reply in session]

@@ -89,12 +89,16 @@ def _turns(
 def _state(session: Session, turns: int, random: Random) -> str:
     """As large as the engine's for a conversation of 256 tokens a turn."""
     tokens = tuple(random.choices(range(_VOCABULARY), k=2 * BLOCK_TOKENS))
-    items = tuple(Said(tokens, 0, number) for number in range(1, turns + 1))
+    items = tuple(
+        Said(tokens, 0, number, labels=tuple(range((number - 1) * _CHUNKS + 1, number * _CHUNKS + 1)))
+        for number in range(1, turns + 1)
+    )
     blocks = tuple(
         SaidBlock(at, BlockAddress(random.randbytes(32), random.randbytes(32), tokens[:BLOCK_TOKENS]))
         for at in range(0, turns * len(tokens), BLOCK_TOKENS)
     )
-    return json.dumps(Conversation(session.family, items, blocks, turns=turns).to_state("made up", ""))
+    said = Conversation(session.family, items, blocks, labels=turns * _CHUNKS, turns=turns)
+    return json.dumps(said.to_state("made up", ""))
 
 
 def _timed(root: Path, names: Sequence[str], random: Random) -> dict[str, dict[str, float]]:

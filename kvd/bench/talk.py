@@ -26,6 +26,10 @@ _NO_FILE = "/no/such/file"
 """A pattern of files that none matches."""
 
 
+_BETWEEN = 16
+"""Tokens that a chat template has between two turns, with "More code:" and the answer's last token, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A turn as it was answered. `tokens` and `conversation` are those of the result of `ask`."""
@@ -49,14 +53,14 @@ class Reply:
 
     @property
     def prompt(self) -> int:
-        """Tokens between the shared prefix and the answer: what is computed where nothing is kept."""
+        """Tokens of all turns up to the answer: what is computed, if not more, where nothing is kept."""
         # Of an answer that ends by its length the last token is computed with the next turn.
         return self.conversation["tokens"] - self.tokens["generated"] + (self.finish == "length")
 
     @property
-    def kept(self) -> int:
-        """Tokens of earlier turns that were not computed again."""
-        return self.conversation["resident"] + self.conversation["loaded"]
+    def again(self) -> int:
+        """Tokens of earlier turns that were computed again; what leads from one turn to the next is none."""
+        return max(0, self.conversation["computed"] - _BETWEEN) if self.turn > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ _RESTARTS = 3
 def measure(root: Path, questions: Sequence[str], turns: int, say: Say) -> dict[str, Any]:
     """One conversation of so many turns in one daemon, and one in which the daemon is restarted between turns.
 
-    Of each the `last` prompt is computed whole too, to see that it has as many tokens as the answers said.
+    Of each the `last` prompt is computed `whole` too, to see that it has as many tokens as the answers said, and with
+    them only those of the folders that stand ahead of the turns.
     """
     runs = []
     for name, restarts in (("in one daemon", 0), ("restarted", _RESTARTS)):
@@ -65,8 +66,8 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
             f"| {run['prompts']:,} | 1/{run['prompts'] / run['computed']:.1f} |"
         )
     for run in result["runs"]:
-        last = run["last"]
+        last, ahead = run["last"], run["last"]["whole"] - run["last"]["prompt"]
         yield (
-            f"{run['name']}: the last prompt has {last['prompt']:,} tokens, computed whole {last['whole']:,}; "
-            f"first token after {run['ttft_ms'][-1] / 1000:.1f} s, {last['ttft_ms'] / 1000:.1f} s"
+            f"{run['name']}: the last prompt has {last['prompt']:,} tokens and {ahead:,} ahead; "
+            f"first token after {run['ttft_ms'][-1] / 1000:.1f} s, computed whole after {last['ttft_ms'] / 1000:.1f} s"
         )

@@ -34,14 +34,14 @@ def test_a_prompt_is_all_but_the_answer() -> None:
     assert (said.computed, said.prompt) == (75, 193)
 
 
-def test_what_is_missing_of_earlier_turns_was_computed_again() -> None:
-    kept = [reply(1, 100), reply(2, 180, resident=60, loaded=40), reply(3, 260, loaded=180)]
-    lost = [reply(2, 180, "b", loaded=30), reply(1, 100, "b")]
+def test_what_leads_to_the_next_turn_is_no_turn() -> None:
+    kept = [reply(1, 100, computed=90), reply(2, 180, resident=60, loaded=40, computed=9), reply(3, 260, loaded=180)]
+    lost = [reply(2, 180, "b", loaded=30, computed=78), reply(1, 100, "b")]
     record = Record({"a": kept, "b": lost})
-    assert record.computed_again() == [("b", 2, 70)]
+    assert record.computed_again() == [("b", 2, 62)]
     shown = record.to_json()
     assert (shown["answered"], shown["longest"]) == (5, 260)
-    assert shown["history"] == {"resident": 60, "loaded": 250, "computed": 0}
+    assert shown["history"] == {"resident": 60, "loaded": 250, "computed": 177}
 
 
 class Scripted:
@@ -173,11 +173,12 @@ def test_times_are_compared_round_by_round() -> None:
 
 
 def test_the_cost_is_told_as_a_part() -> None:
-    last = {"prompt": 900, "whole": 900, "ttft_ms": 4000.0}
+    last = {"prompt": 900, "whole": 960, "ttft_ms": 4000.0}
     run = {"name": "in one daemon", "turns": 3, "tokens": 950, "computed": 200, "prompts": 2100, "code": 90}
     text = list(turn_costs.lines({"runs": [{**run, "ttft_ms": [1000.0, 500.0], "last": last}]}))
     assert text[2] == "| in one daemon | 3 | 950 | 200 | 90 | 2,100 | 1/10.5 |"
-    assert text[3].endswith("the last prompt has 900 tokens, computed whole 900; first token after 0.5 s, 4.0 s")
+    last_line = "the last prompt has 900 tokens and 60 ahead; first token after 0.5 s, computed whole after 4.0 s"
+    assert text[3].endswith(last_line)
 
 
 def test_what_is_asked_for_is_too_little(kvd: Kvd, repository: Path) -> None:
@@ -194,12 +195,15 @@ def test_a_run_measures_everything(kvd: Kvd, repository: Path, tmp_path: Path, i
     assert "error" not in result, result
     alone, _ = result["wake"]["times"]
     woken, resident_, full = (alone[kind][0] for kind in ("woken", "resident", "full"))
-    assert (woken["loaded"], woken["resident"]) == (alone["tokens"], 0)
+    assert woken["loaded"] >= alone["tokens"]
+    assert woken["resident"] == 0
     assert resident_["resident"] >= alone["tokens"]
     assert woken["computed"] < full["computed"] - alone["tokens"] + 60
-    for cost in result["cost"]["runs"]:
-        assert cost["last"]["prompt"] == cost["last"]["whole"]
-        assert cost["computed"] < cost["prompts"]
+    costs = result["cost"]["runs"]
+    ahead = {cost["last"]["whole"] - cost["last"]["prompt"] for cost in costs}
+    assert len(ahead) == 1
+    assert 0 <= ahead.pop() < 1024
+    assert all(cost["computed"] < cost["prompts"] for cost in costs)
     many = result["crowd"]
     assert (many["answered"], many["wrong"], many["computed_again"]["tokens"]) == (12, [], 0)
     assert many["memory"]["engine"]["configured"] > 0
