@@ -135,7 +135,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str, monkeypa
     assert caught.value.hint == f"unset {name}"
 
 
-ALLOWED = {"budget", "top_k", "max_tokens", "max_file_bytes", "memory", "watch"}
+ALLOWED = {"budget", "top_k", "max_tokens", "max_file_bytes", "folder_files", "memory", "watch"}
 
 
 @pytest.mark.parametrize("name", FIELDS)

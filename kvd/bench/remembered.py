@@ -62,7 +62,7 @@ def measure(
         "turns": len(names) * turns,
         "file_bytes": paths.bytes_on_disk(paths.sessions_file()),
         "write_ms": median(writing).value,
-        "calls": _timed(root, names, random),
+        "calls": _timed(root, names, questions, random),
     }
 
 
@@ -101,12 +101,14 @@ def _state(session: Session, turns: int, random: Random) -> str:
     return json.dumps(said.to_state("made up", ""))
 
 
-def _timed(root: Path, names: Sequence[str], random: Random) -> dict[str, dict[str, float]]:
+def _timed(root: Path, names: Sequence[str], questions: Sequence[str], random: Random) -> dict[str, dict[str, float]]:
     """Milliseconds of each call as a client sees them, the first one apart."""
     repo, forks = str(root), [f"fork-{number}" for number in range(_CHANGES)]
     calls: dict[str, list[dict[str, Any]]] = {
         "session/list": [{}] * _LOOKS,
         "session/show": [{"name": name} for name in random.choices(names, k=_LOOKS)],
+        # The first one makes all turns findable.
+        "session/search": [{"query": query} for query in random.choices(questions, k=_LOOKS)],
         "session/fork": [{"name": random.choice(names), "new_name": fork} for fork in forks],
         "session/delete": [{"name": name} for name in random.sample(names, min(_CHANGES, len(names)))],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def measure(root: Path, questions: Sequence[str], turns: int, say: Say) -> dict[
     runs = []
     for name, restarts in (("in one daemon", 0), ("restarted", _RESTARTS)):
         say(f"cost of {turns} turns, {name}")
-        runs.append(_one(root, name, questions[:turns], restarts))
+        runs.append(_one(root, name, list(islice(cycle(questions), turns)), restarts))
     return {"runs": runs}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def measure(
     root: Path, questions: Sequence[str], conversations: int, rounds: int, tokens: int, say: Say
 ) -> dict[str, Any]:
     """`conversations` of at least `tokens`, the next turn of each asked `rounds` times in forks of it."""
-    asked, found = iter(questions), list[Woken]()
+    asked, found = cycle(questions), list[Woken]()
     for number in range(1, conversations + 1):
         name = f"wake-{number}"
         say(f"wake {number}/{conversations}: a conversation of {tokens:,} tokens")

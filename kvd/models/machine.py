@@ -69,8 +69,8 @@ def choose(machine: Machine, *, hub: bool = True) -> CatalogueEntry:
 
 def larger(entry: CatalogueEntry, machine: Machine) -> CatalogueEntry | None:
     """The next larger model, where the machine has room for it."""
-    following = CATALOGUE[CATALOGUE.index(entry) + 1 :]
-    return next((other for other in following[:1] if _has_room(machine, other)), None)
+    following = next((other for other in CATALOGUE if other.size > entry.size), None)
+    return following if following and _has_room(machine, following) else None
 
 
 def _has_room(machine: Machine, entry: CatalogueEntry) -> bool:

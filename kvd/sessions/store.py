@@ -164,8 +164,10 @@ class SessionStore:
             with transaction(db):
                 state = _state(db, session)
                 blocks = db.execute("SELECT key FROM quoted_blocks WHERE source_id = ?", (session.id,)).fetchall()
+                texts = db.execute("SELECT DISTINCT hash FROM chunks WHERE session_id = ?", (session.id,)).fetchall()
                 db.execute("DELETE FROM sessions WHERE id = ?", (session.id,))
-                db.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM chunks)")
+                unused = "hash = ? AND NOT EXISTS (SELECT 1 FROM chunks WHERE chunks.hash = texts.hash)"
+                db.executemany(f"DELETE FROM texts WHERE {unused}", texts)
                 kept = db.execute("SELECT state FROM sessions WHERE family = ?", (session.family,)).fetchall()
             overwrite_log(db)
         quoted = tuple(_plain(row)[0] for row in blocks)

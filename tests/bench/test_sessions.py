@@ -141,7 +141,7 @@ def test_a_year_of_conversations(scripted: Scripted, repository: Path) -> None:
     result = remembered.measure(root, questions, 2_000, 5, by_bytes, 1, lambda text: None)
     assert result["tokens"] >= 2_000
     assert result["turns"] == 5 * result["sessions"]
-    assert set(result["calls"]) == {"session/list", "session/show", "session/fork", "session/delete"}
+    assert set(result["calls"]) == {"session/list", "session/show", "session/search", "session/fork", "session/delete"}
     text = "\n".join(remembered.lines(result))
     assert "tokens said in" in text
     assert "| session/list |" in text

@@ -47,6 +47,8 @@ def test_fetches_what_suits_the_machine_and_says_why(chosen: CatalogueEntry) -> 
         "chosen:  suits 2 cores, 6.0 GB of 8.0 GB memory free, no GPU",
         f"file:    {paths.models_dir() / 'tiny.gguf'}",
         'next:    kvd ask "where does this program start?"',
+        "better:  smollm2-135m has room here too, answers better and more slowly:",
+        "         kvd setup --model smollm2-135m",
     ]
     lines = result.stderr.splitlines()
     assert lines[0] == "fetching from 127.0.0.1: 0 MB of 0 MB"
