@@ -2,13 +2,13 @@
 
 The model in use judges the best chunks of each query of a benchmark such as `kvd.bench.recall` reads, from their KV,
 which is made where there is none and kept in the work folder. NDCG@10 of the ranking's order is held against that of
-both together, with several weights.
+both together, with several weights. What was said of each chunk is in the JSON, so that other rules can be tried on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,19 +35,38 @@ from kvd.worker.rerank import Candidates, Reranker
 
 WEIGHTS = (0.025, 0.05, 0.1, 0.2, 0.4)
 """Tried beside the default."""
+NEUTRAL = "What does this code do?"
+"""A question about any code: what a chunk gains for it says nothing of the query."""
 _EVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
+class Opinion:
+    """What is known of a chunk: the ranking's `score`, and the model's gain in nats a token for the query and for
+    `NEUTRAL`. `tokens` are the body's, `targets` the query's targets that it has, from 0."""
+
+    path: str
+    lines: tuple[int, int]
+    language: str
+    scope: str
+    tokens: int
+    score: float
+    gain: float | None
+    neutral: float | None
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
-    """A query's NDCG by weight ("0": the ranking alone), the gains of its candidates, and the time: `ms` to judge them
-    from their KV, `computed` of them had none."""
+    """A query's NDCG by weight ("0": the ranking alone), its candidates, best first, and the time: `ms` to judge them
+    from their KV, `computed` of them had none. `wanted` is how many targets it has."""
 
     repository: str
     category: str
     query: str
     ndcg: dict[str, float]
-    gains: list[float | None]
+    wanted: int
+    candidates: list[Opinion]
     ms: float
     computed: int
 
@@ -71,13 +90,20 @@ class Run:
         hits = search(root, query.text, max(TOP, CANDIDATES))
         pieces = [self._piece(index, hit) for index, hit in enumerate(hits[:CANDIDATES])]
         candidates = Candidates(query.text, pieces, _EVER)
-        computed = self._reranker.judge(candidates, self._listener()).computed
+        neutral = self._reranker.judge(replace(candidates, question=NEUTRAL), self._listener())
         # Timed when all have KV: making it is not what is asked about.
         started = perf_counter()
         gains = self._reranker.judge(candidates, self._listener()).gains
         ms = (perf_counter() - started) * 1000
         found = {f"{weight:g}": _ndcg(query, hits, gains, weight) for weight in (0.0, *WEIGHTS)}
-        return Judgement(repository, query.category, query.text, found, gains, round(ms, 1), computed)
+        opinions = [
+            _opinion(query, hit, len(piece.body), gain, unasked)
+            for hit, piece, gain, unasked in zip(hits, pieces, gains, neutral.gains, strict=False)
+        ]
+        wanted = len(query.targets)
+        return Judgement(
+            repository, query.category, query.text, found, wanted, opinions, round(ms, 1), neutral.computed
+        )
 
     def _piece(self, index: int, hit: Hit) -> Piece:
         chunk = hit.chunk
@@ -86,6 +112,13 @@ class Run:
 
     def _listener(self) -> Listener:
         return Listener(lambda progress: None, lambda text: None, self._store.put, lambda block: None, lambda: None)
+
+
+def _opinion(query: Query, hit: Hit, tokens: int, gain: float | None, neutral: float | None) -> Opinion:
+    chunk = hit.chunk
+    found = tuple(number for number, target in enumerate(query.targets) if target.matches(chunk))
+    lines = (chunk.start_line, chunk.end_line)
+    return Opinion(chunk.path, lines, chunk.language, chunk.scope, tokens, hit.score, gain, neutral, found)
 
 
 def _ndcg(query: Query, hits: Sequence[Hit], gains: Sequence[float | None], weight: float) -> float:

@@ -1,4 +1,4 @@
-"""What a path says about the use of a file: tests, examples, documents and data answer fewer questions."""
+"""What a path says about the use of a file: tests, benchmarks, examples, documents and data answer fewer questions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ _TEST = re.compile(
     r"(^|/)(tests?|testing|specs?|__tests__|testdata|fixtures?|mocks?|e2e)(/|$)"
     r"|(^|/)(test_[^/]*|conftest)\.\w+$|[._-](test|tests|spec|e2e)\.\w+$|(^|/)\w+(Test|Tests|Spec|IT)\.\w+$"
 )
-_EXAMPLE = re.compile(r"(^|/)(examples?|samples?|demos?|tutorials?|playground|bench(marks?)?)(/|$)", re.IGNORECASE)
+_EXAMPLE = re.compile(r"(^|/)(examples?|samples?|demos?|tutorials?|playground)(/|$)", re.IGNORECASE)
+_BENCHMARK = re.compile(
+    r"(?i:(^|/)(micro)?bench(es|marks?)?(/|$)|(^|/)bench(mark)?[_-][^/]*\.\w+$|[._-]bench(mark)?s?\.\w+$)"
+    r"|(^|/)\w+Benchmarks?\.\w+$"
+)
 _DOCUMENT = re.compile(r"\.(md|mdx|markdown|rst|txt|adoc|org|tex|html?)$|(^|/)(docs?|documentation)/", re.IGNORECASE)
 _DATA = re.compile(r"\.(json|jsonl|ya?ml|toml|ini|cfg|csv|tsv|xml|properties|po|css|scss)$|(^|/)\.", re.IGNORECASE)
 _OLD = re.compile(
@@ -24,7 +28,8 @@ _SAID = 0.8
 
 _KINDS = (
     (_TEST, 0.4, {"test", "spec", "fixtur", "mock"}),
-    (_EXAMPLE, 0.6, {"exampl", "sampl", "demo", "tutorial", "bench", "benchmark"}),
+    (_EXAMPLE, 0.6, {"exampl", "sampl", "demo", "tutorial"}),
+    (_BENCHMARK, 0.4, {"bench", "benchmark", "performanc"}),
     (_DOCUMENT, 0.6, {"doc", "document", "documentation", "readm", "changelog", "guid", "licens"}),
     (_DATA, 0.7, {"config", "configuration", "json", "yaml", "yml", "toml", "css", "style", "xml", "ini"}),
     (_OLD, 0.6, {"vendor", "legacy", "compat", "deprecat", "local", "i18n"}),

@@ -122,8 +122,10 @@ def test_the_models_judgement_is_held_against_the_ranking(kvd: Kvd, benchmark: P
     result = kvd.json("bench", "rerank", str(benchmark), "--work", str(work), timeout=240)
     first, _ = result["queries"]
     assert first["ndcg"]["0"] > 0.5
-    assert first["computed"] == len(first["gains"]) == 2
-    assert None not in first["gains"]
+    assert first["computed"] == len(first["candidates"]) == 2
+    assert not any(None in (item["gain"], item["neutral"]) for item in first["candidates"])
+    assert all(item["gain"] != item["neutral"] and item["tokens"] for item in first["candidates"])
+    assert [0] in [item["targets"] for item in first["candidates"]]
     text = "\n".join(rerank.lines(result))
     assert "2 queries" in text
     again = kvd.json("bench", "rerank", str(benchmark), "--work", str(work), "--queries", "1", timeout=240)

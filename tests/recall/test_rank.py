@@ -273,6 +273,15 @@ def test_one_file_does_not_fill_the_answer(tmp_path: Path) -> None:
         ("src/a.min.js", "x", 0.6),
         ("src/dist.py", "x", 1.0),
         ("examples/test_x.py", "x", 0.35),
+        ("packages/bench/a.ts", "x", 0.4),
+        ("v3/benchmarks/a.ts", "x", 0.4),
+        ("axum/benches/a.rs", "x", 0.4),
+        ("src/ParseBenchmark.java", "x", 0.4),
+        ("db/db_bench.cc", "x", 0.4),
+        ("src/a.bench.ts", "x", 0.4),
+        ("v3/benchmarks/a.ts", "benchmark", 0.8),
+        ("src/workbench.ts", "x", 1.0),
+        ("src/benchutil.ts", "x", 1.0),
     ],
 )
 def test_path_factor(path: str, query: str, factor: float) -> None:
