@@ -1,4 +1,4 @@
-"""The extension for VS Code: its client against a real daemon, by Node's own test runner, and what is in its package."""
+"""The extension for VS Code: its client against a real daemon, by Node's own test runner, and its package."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def test_what_is_fetched_is_pinned() -> None:
 
 def test_every_command_and_setting_is_documented_and_there() -> None:
     contributes, readme = manifest()["contributes"], (EXTENSION / "README.md").read_text()
-    listed = re.search(r"function commands.*?^}", (EXTENSION / "src/extension.ts").read_text(), re.DOTALL | re.MULTILINE)
+    listed = re.search(
+        r"function commands.*?^}", (EXTENSION / "src/extension.ts").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert listed is not None
     there = {f"kvd.{name}" for name in re.findall(r"^    (\w+): ", listed[0], re.MULTILINE)}
     assert {entry["command"] for entry in contributes["commands"]} == there
