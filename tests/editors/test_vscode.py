@@ -1,4 +1,4 @@
-"""The extension for VS Code: its client against a real daemon, by Node's test runner, and what is in its package."""
+"""The extension for VS Code: its client against a real daemon, by Node's own test runner, and its package."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import type { Daemon } from "../client/daemon";
 import { withPassage } from "../client/passage";
 import { isCancelled, problemOf, told } from "../client/problem";
 import type { AskResult } from "../client/protocol";
-import { clean, cleanLine, figures, stageLine } from "../client/text";
+import { clean, cleanLine, figures, placeOf, stageLine } from "../client/text";
 import { Unpictured } from "../client/unpictured";
 import { signalOf } from "./cancel";
 import { chosenRoot, locationOf, passageOf } from "./places";
@@ -42,8 +42,13 @@ async function questionOf(request: vscode.ChatRequest, root: string): Promise<st
 }
 
 function conclude(stream: vscode.ChatResponseStream, root: string, result: AskResult): void {
+  stream.markdown(result.sources.length > 0 ? "\n\n**Sources**\n" : "");
   for (const source of result.sources) {
-    stream.reference(locationOf(root, source));
+    const location = locationOf(root, source);
+    stream.reference(location);
+    stream.markdown("\n- ");
+    stream.anchor(location, placeOf(source));
+    stream.markdown(source.cited ? " (cited)" : "");
   }
   const cutOff = result.finish === "length" ? ["The answer reached its limit."] : [];
   for (const line of [...cutOff, ...(result.notices ?? []), figures(result)].filter(Boolean)) {
