@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from typing import Any, TextIO
 
 from .text import clean, clean_line, counted
 
-__all__ = ["Stream", "clean_line", "index_line", "memory_line", "source_line", "source_lines", "stats_line"]
+__all__ = [
+    "Stream",
+    "clean_line",
+    "index_line",
+    "memory_line",
+    "proposal_line",
+    "source_line",
+    "source_lines",
+    "stats_line",
+]
 
 
 class Stream:
@@ -43,6 +53,13 @@ class Stream:
         if self.begun:
             self._out.write("\n")
             self._out.flush()
+
+
+def proposal_line(proposal: dict[str, Any]) -> str:
+    """What the model proposes, and how it is done by hand: `remember "...": kvd notes add '...'`"""
+    note = clean_line(str(proposal["note"]))
+    by_hand = f"kvd notes add {shlex.quote(note)}" if proposal["call"] == "remember" else "kvd notes delete NUMBER"
+    return f'{proposal["call"]} "{note}": {by_hand}'
 
 
 def source_line(source: dict[str, Any]) -> str:

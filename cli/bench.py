@@ -187,6 +187,20 @@ def rerank(
 
 
 @app.command()
+def hops(
+    checkouts: Checkouts = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="At most N questions of each repository; 0: all.")
+    ] = 0,
+    questions: Questions = None,
+    work: Work = None,
+    as_json: Json = False,
+) -> None:
+    """Whether the model's own calls bring code that recall does not, beside recalling as much at once."""
+    raise typer.Exit(_run("hops", False, limit, questions, work, as_json, {"checkouts": _absolute(checkouts)}))
+
+
+@app.command()
 def pressure(
     repo: Annotated[str, typer.Option("--repo", metavar="PATH", help="The repository to ask about.")],
     tokens: Annotated[

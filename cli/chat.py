@@ -13,7 +13,7 @@ from kvd.rpc.messages import check_text
 from . import answers
 from .interrupts import interrupts_raised
 from .notes import note_line, note_lines
-from .repository_commands import Budget, MaxTokens, Repo, absolute, call, show_answer
+from .repository_commands import Budget, MaxTokens, Repo, Rounds, absolute, call, show_answer
 from .text import counted
 
 _HELP = """/sources    the code that the last answer rests on
@@ -33,6 +33,7 @@ def chat(
     go_on: Annotated[bool, typer.Option("--continue", help="Go on with the conversation that was used last.")] = False,
     budget: Budget = None,
     max_tokens: MaxTokens = None,
+    rounds: Rounds = None,
 ) -> int:
     """Talk about a repository. /help tells what else can be typed."""
     place = absolute(repo or ".")
@@ -40,7 +41,8 @@ def chat(
         if session is not None:
             raise UsageError("--session and --continue exclude each other", hint="kvd chat --continue")
         session = _last(place)
-    return _Chat({"repo": place, "budget": budget, "max_tokens": max_tokens, "memory": None}, session).run()
+    params = {"repo": place, "budget": budget, "max_tokens": max_tokens, "memory": None, "rounds": rounds}
+    return _Chat(params, session).run()
 
 
 def _last(repo: str) -> str:
@@ -146,7 +148,23 @@ class _Chat:
         show_answer(stream, result)
         self._sources = answers.source_lines(result)[2:]
         self._tokens = result["conversation"]["tokens"] if result["conversation"] else 0
+        for proposal in result.get("proposals", ()):
+            self._propose(proposal)
         typer.echo("")
+
+    def _propose(self, proposal: dict[str, str]) -> None:
+        """What the model would have written down, or dropped; only who is at a terminal can say yes."""
+        by_hand = f"kvd: the model proposes to {answers.proposal_line(proposal)}"
+        if not self._terminal or proposal["call"] != "remember":
+            typer.echo(by_hand, err=True)
+            return
+        typer.echo(f'the model proposes to remember "{answers.clean_line(proposal["note"])}": y/N')
+        if (self._read() or "").strip().lower() not in ("y", "yes"):
+            return
+        try:
+            typer.echo(note_line(call("note/add", {"repo": self._params["repo"], "text": proposal["note"]})))
+        except KvdError as error:
+            self._fail(error)
 
     def _fail(self, error: KvdError) -> None:
         """An answer that was not to be is not the end of the conversation."""

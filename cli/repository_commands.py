@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvd.errors import CancelledError, RepositoryError
-from kvd.rpc.messages import BUDGET, MAX_TOKENS, TOP_K, check_text
+from kvd.rpc.messages import BUDGET, MAX_TOKENS, ROUNDS, TOP_K, check_text
 
 from . import answers
 from .interrupts import interrupts_raised
@@ -52,6 +52,14 @@ MaxTokens = Annotated[
 
 _AT_ONCE = ("session/", "note/", "forget")
 """Methods that tell no stages."""
+
+
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds", metavar="N", min=ROUNDS[0], max=ROUNDS[1], help="Let the model fetch more code up to N times."
+    ),
+]
 
 
 def index(
@@ -128,6 +136,7 @@ def ask(
         str | None,
         typer.Option("--session", metavar="NAME", help="Go on with this conversation, or begin it."),
     ] = None,
+    rounds: Rounds = None,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Compute everything afresh.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -145,6 +154,7 @@ def ask(
         "rerank_ms": None,
         "session": session,
         "memory": None,
+        "rounds": rounds,
     }
     stream = answers.Stream(sys.stdout, quiet=as_json)
     result = call("ask", params, stream)
@@ -152,6 +162,8 @@ def ask(
         typer.echo(json.dumps(result))
         return
     show_answer(stream, result)
+    for proposal in result.get("proposals", ()):
+        typer.echo(f"kvd: the model proposes to {answers.proposal_line(proposal)}", err=True)
 
 
 def show_answer(stream: answers.Stream, result: dict[str, Any]) -> None:
@@ -183,7 +195,7 @@ def call(method: str, params: dict[str, Any], stream: answers.Stream | None = No
             if stream is not None:
                 stages.close()
                 stream.write(str(value.get("text", "")))
-        elif stream is None or not stream.begun:
+        elif value.get("kind") == "stage" and (stream is None or not stream.begun):
             stages.show(value)
 
     try:

@@ -101,6 +101,12 @@ class Settings:
         high=3_600_000,
         request=True,
     )
+    rounds: int = _setting(
+        0,
+        "How often the model may fetch more code before it answers, by a search or a file's lines; 0: not at all.",
+        high=4,
+        request=True,
+    )
     eviction: str = _setting(
         "combined",
         "What leaves the hot pool first: lru (unused for longest), semantic (unlike recent questions) or combined.",

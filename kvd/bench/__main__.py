@@ -74,6 +74,8 @@ def _run(options: dict[str, Any]) -> None:
         _run_recall(options)
     elif options["kind"] == "rerank":
         _run_rerank(options)
+    elif options["kind"] == "hops":
+        _run_hops(options)
     elif options["kind"] == "day":
         _run_day(options)
     elif options["kind"] == "sessions":
@@ -159,6 +161,19 @@ def _run_rerank(options: dict[str, Any]) -> None:
         finally:
             run.close()
         _print(result, rerank.lines, options)
+
+
+def _run_hops(options: dict[str, Any]) -> None:
+    from kvd.bench import hops, questions
+    from kvd.models.active import active_model
+
+    active_model()
+    sets = hops.read_sets(Path(options["questions"] or questions.default_folder().parent / "hops"))
+    folder = _work_folder(options) / "hops"
+    with living_in(folder):
+        checkouts = Path(options["checkouts"] or folder / "checkouts")
+        result = hops.measure(sets, checkouts, options["limit"], options["command"], _say)
+        _print(result, hops.lines, options)
 
 
 def _run_pressure(options: dict[str, Any]) -> None:

@@ -272,6 +272,7 @@ class Daemon:
             rerank_ms=params.rerank_ms,
             session=params.session,
             memory=params.memory,
+            rounds=params.rounds,
         )
         return await self._service.ask(messages.check_folder(params.repo), question, caller.emit)
 

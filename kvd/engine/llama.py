@@ -232,12 +232,27 @@ class LlamaEngine:
         pointer = llama_cpp.llama_get_logits_ith(self._context, index)
         return np.ctypeslib.as_array(pointer, (self.vocab_size,)).copy()
 
-    def new_sampler(self) -> Any:
-        """Chooses the tokens of one answer: the likeliest ones, repetitions damped. To be freed by `free_sampler`."""
+    def new_sampler(self, grammar: str = "") -> Any:
+        """Chooses the tokens of one answer: the likeliest ones, repetitions damped. To be freed by `free_sampler`.
+
+        With a `grammar` (GBNF) the likeliest that it allows; when it is at its end, nothing but the model's end tokens,
+        and llama.cpp aborts if there are none. Raises `ValueError` for what is no grammar.
+        """
+        if grammar:
+            return self._grammar_sampler(grammar)
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         penalties = llama_cpp.llama_sampler_init_penalties(self.vocab_size, _REPEAT_WINDOW, _REPEAT_PENALTY, 0.0, 0.0)
         llama_cpp.llama_sampler_chain_add(chain, penalties)
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        return chain
+
+    def _grammar_sampler(self, grammar: str) -> Any:
+        sampler = llama_cpp.llama_sampler_init_grammar(self.vocab, grammar.encode(), b"root")
+        if not sampler:
+            raise ValueError("llama.cpp does not take this grammar")
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        for part in (sampler, llama_cpp.llama_sampler_init_greedy()):
+            llama_cpp.llama_sampler_chain_add(chain, part)
         return chain
 
     def free_sampler(self, sampler: Any) -> None:

@@ -31,6 +31,7 @@ MAX_FILTER = 1_000
 
 TOP_K = bounds("top_k")
 BUDGET = bounds("budget")
+ROUNDS = bounds("rounds")
 MAX_TOKENS = bounds("max_tokens")
 """Least and most of the params of these names."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kvd.config import bounds
 from kvd.errors import UsageError
-from kvd.rpc.messages import BUDGET, LIMIT, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, TOP_K
+from kvd.rpc.messages import BUDGET, LIMIT, MAX_FILTER, MAX_FILTERS, MAX_TOKENS, ROUNDS, TOP_K
 
 _LATEST = 1 << 40
 """Seconds since 1970: in 34,000 years."""
@@ -106,6 +106,7 @@ class AskParams:
     rerank_ms: int | None = _number(*bounds("rerank_ms"))
     session: str | None = _param((str,), None)
     memory: bool | None = _param((bool,), None)
+    rounds: int | None = _number(*ROUNDS)
 
 
 @dataclass(frozen=True, slots=True)

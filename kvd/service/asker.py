@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,12 @@ from kvd.recall.only import EVERYTHING, Only
 from kvd.service.clock import Clock
 from kvd.service.conversations import Conversations, Talk
 from kvd.service.drafts import Draft, dropped_draft
-from kvd.service.engine import EngineClient
+from kvd.service.engine import EngineAnswer, EngineClient
+from kvd.service.engine_child import Event
+from kvd.service.engine_keeper import LoadParams
 from kvd.service.engine_params import ask_params, load_params
 from kvd.service.follow_up import Used, blended, used_by
+from kvd.service.paging import Decide, Pager
 from kvd.service.repositories import Mend, Repositories, Tell
 from kvd.service.reranking import CANDIDATES, ON_DEMAND_MS, Reranked, rerank
 from kvd.service.threads import run_cancellable
@@ -57,6 +60,7 @@ class Question:
     memory: bool | None = None
     session: str | None = None
     """The session that it goes on with, or begins."""
+    rounds: int | None = None
 
 
 def stage_value(progress: Progress) -> dict[str, Any]:
@@ -155,24 +159,35 @@ class Asker:
             ranked = await rerank(self._engine, model, question.text, hits, settings, settings.rerank_ms, on_event)
         hits = ranked.hits[: settings.top_k]
         reuse = settings.reuse and question.reuse is not False
-        pieces = [*hits, *(memory.hit for memory in recalled)]
         pinned = await self._conversations.pinned(root) if talk else ""
-        params = await asyncio.to_thread(
-            partial(ask_params, question.text, reuse, settings, pieces, talk=talk, pinned=pinned)
-        )
+        load = load_params(settings, model)
+        prepare = partial(ask_params, question.text, reuse, talk=talk, pinned=pinned)
+
+        pager = Pager(self._repositories, root, question.only, talk, self._deciding(load, prepare, on_event), emit)
+        paged = await pager.page(hits, settings)
+        hits = paged.hits
+        pieces = [*hits, *(memory.hit for memory in recalled)]
+        params = await asyncio.to_thread(prepare, settings=paged.settings, hits=pieces)
         try:
-            answer = await self._engine.ask(load_params(settings, model), params, on_event)
+            answer = await self._engine.ask(load, params, on_event)
         finally:
             for index, keys in quoted.items():
                 await self._conversations.note_quoted(recalled[int(index) - len(hits)], keys)
-        times = clock.timings(ranked, answer.model_load_ms, answer.result)
+        times = clock.timings(ranked, paged.model_load_ms + answer.model_load_ms, answer.result)
         used = used_by(talk, hits, recalled, answer.result)
         result = _result(answer.result, answer.model, used, times, talk)
         if talk is not None:
             added = [pieces[int(index)].chunk for index in answer.result["chunks"]]
             known = (answer.model, model.sha256)
             await self._conversations.add(talk, question.text, result, added, answer.result, known, used)
-        return {**result, **notices.in_result()}
+        return {**result, **paged.in_result(result["sources"]), **notices.in_result()}
+
+    def _deciding(self, load: LoadParams, prepare: Callable[..., dict[str, Any]], on_event: Event) -> Decide:
+        async def decide(hits: Sequence[Hit], settings: Settings, calls: tuple[str, ...]) -> EngineAnswer:
+            params = await asyncio.to_thread(prepare, settings=settings, hits=hits)
+            return await self._engine.decide(load, {**params, "calls": calls}, on_event)
+
+        return decide
 
     async def _model_in_use(self, tell: Callable[[str], None]) -> ActiveModel:
         model = await asyncio.to_thread(active_model)
@@ -226,6 +241,7 @@ def _applied(question: Question, settings: Settings) -> Settings:
         reuse=settings.reuse or question.reuse is True,
         memory=settings.memory if question.memory is None else question.memory,
         rerank_ms=settings.rerank_ms if question.rerank_ms is None else question.rerank_ms,
+        rounds=settings.rounds if question.rounds is None else question.rounds,
         top_k=question.top_k or settings.top_k,
         budget=question.budget or settings.budget,
         max_tokens=question.max_tokens or settings.max_tokens,

@@ -63,6 +63,10 @@ class EngineClient:
         """
         return await self._request("ask", load, params, on_event)
 
+    async def decide(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
+        """The call that the model makes before it answers (`kvd.worker.deciding`); else as `ask`."""
+        return await self._request("decide", load, params, on_event)
+
     async def rank(self, load: LoadParams, params: dict[str, Any], on_event: Event) -> EngineAnswer:
         """What each of a question's candidates gains by the model's judgement (`kvd.worker.rerank`); else as `ask`."""
         return await self._request("rank", load, params, on_event)

@@ -26,7 +26,7 @@ Counted = Callable[[Mapping[str, int]], None]
 """Gets the child's counters, `kvd.worker.protocol.COUNTERS`, as they are since its start."""
 
 _CANCEL_SECONDS = 20.0
-_ANSWERED = ("ask", "rank")
+_ANSWERED = ("ask", "decide", "rank")
 """Methods that somebody waits for."""
 _STOP_SECONDS = 10.0
 _READ_AHEAD = 1 << 20

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, UnavailableError, UsageError
 from kvd.kv.pool import HotPool
-from kvd.worker.answerer import Answerer
+from kvd.worker.answerer import Answerer, Question
 from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
+from kvd.worker.deciding import Decision
 from kvd.worker.decoding import PREFIX
 from kvd.worker.loading import Loader
 from kvd.worker.outbox import Outbox
@@ -30,7 +31,7 @@ IDLE_SECONDS = 5.0
 _BEAT_SECONDS = 2.0
 """At least so much time between two signs of life."""
 
-_LONG = ("ask", "rank", "prefetch")
+_LONG = ("ask", "decide", "rank", "prefetch")
 """Methods that run in threads of their own, several at a time."""
 
 
@@ -111,6 +112,7 @@ class Child:
         methods: dict[str, Callable[[int, Message], Message]] = {
             "load": self._load,
             "ask": self._ask,
+            "decide": self._decide,
             "rank": self._rank,
             "prefetch": self._prefetch,
             "release": self._release,
@@ -190,6 +192,23 @@ class Child:
         return loaded.facts
 
     def _ask(self, number: int, params: Message) -> Message:
+        def answer(answerer: Answerer, question: Question, listener: Listener) -> Message:
+            # Before anything is stored, so that it can be deleted whatever becomes of the answer.
+            if quoted := answerer.quoted(question):
+                self._outbox.event("quoted", {"blocks": quoted}, number)
+            return answerer.answer(question, listener)
+
+        return self._answered(number, params, answer)
+
+    def _decide(self, number: int, params: Message) -> Message:
+        names = [str(name) for name in params["calls"]]
+        return self._answered(
+            number, params, lambda answerer, asked, listener: Decision(answerer, asked, listener, names).run()
+        )
+
+    def _answered(
+        self, number: int, params: Message, answer: Callable[[Answerer, Question, Listener], Message]
+    ) -> Message:
         answerer = self._answerer
         if answerer is None:
             raise UsageError("no model is loaded")
@@ -198,10 +217,7 @@ class Child:
             listener = self._listener(number)
             # A question that was cancelled may lack chunks.
             listener.step()
-            # Before anything is stored, so that it can be deleted whatever becomes of the answer.
-            if quoted := answerer.quoted(question):
-                self._outbox.event("quoted", {"blocks": quoted}, number)
-            return answerer.answer(question, listener)
+            return answer(answerer, question, listener)
         finally:
             self._done(number, answerer)
 

@@ -77,10 +77,18 @@ class Answering:
     `emit` gets the text as it comes, whole characters at a time. `finish` is "stop" or "length" in the end.
     """
 
-    def __init__(self, engine: LlamaEngine, sequence: int, start: int, limit: int, emit: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: LlamaEngine,
+        sequence: int,
+        start: int,
+        limit: int,
+        emit: Callable[[str], None],
+        grammar: str = "",
+    ) -> None:
         self._engine, self._sequence, self._start, self._limit, self._emit = engine, sequence, start, limit, emit
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
-        self._sampler = engine.new_sampler()
+        self._sampler = engine.new_sampler(grammar)
         self.said: list[int] = []
         """The tokens of the answer. When it ends by its length the last one has not been computed."""
         self.finish = ""

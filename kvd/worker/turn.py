@@ -59,7 +59,7 @@ class Turn:
         """Contents of cells that stay after the answer, and their numbers."""
 
     def run(self) -> dict[str, Any]:
-        ending = self._prompts.ending(self._question.text)
+        ending = self._ending()
         pieces = self._select(len(ending))
         # What the prompt takes besides the chunks.
         self._rest = len(ending) + self._max_tokens
@@ -243,7 +243,7 @@ class Turn:
         """Compute what follows the chunks, then the answer."""
         assert self._live is not None
         sequence, step = self._live.slot.live, self._listener.step
-        answering = Answering(self._engine, sequence, position + len(ending), self._max_tokens, self._emit)
+        answering = self._answering(sequence, position + len(ending))
         before = self._elapsed_ms()
         try:
             self._batcher.prefill(run(ending, position, sequence, logits=True), step, nothing, answering.choose)
@@ -258,7 +258,7 @@ class Turn:
         """What the conversation has come to, as a member of the result; its cells stay, and what is not stored of it
         goes to the store."""
         if not self._remembers:
-            self._stays = self._stays if self._question.conversation is None else []
+            self._unremembered()
             return {}
         assert self._live is not None
         answerer, said = self._answerer, self._said
@@ -286,6 +286,15 @@ class Turn:
         kv = answerer.reuse.pager.fingerprint.hex() if answerer.reuse else ""
         told = {"state": after.to_state(answerer.model, kv), "replaced": [key.hex() for key in replaced]}
         return {"conversation": {**told, "tokens": after.length, **self._tally.conversation()}}
+
+    def _ending(self) -> list[int]:
+        return self._prompts.ending(self._question.text)
+
+    def _answering(self, sequence: int, start: int) -> Answering:
+        return Answering(self._engine, sequence, start, self._max_tokens, self._emit)
+
+    def _unremembered(self) -> None:
+        self._stays = self._stays if self._question.conversation is None else []
 
     def _steps_ms(self) -> dict[str, float]:
         seconds = self._spans.take()

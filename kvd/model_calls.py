@@ -1,0 +1,63 @@
+"""Calls by which a model fetches what its prompt lacks: their grammar, and how they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ANSWER, RECALL, OPEN, REMEMBER, FORGET = "answer", "recall", "open", "remember", "forget"
+PAGING = (RECALL, OPEN)
+MEMORY = (REMEMBER, FORGET)
+"""Of these only proposals are made: what a model has read must not write what it is told later on."""
+
+CALL_TOKENS = 150
+"""A call of printable ASCII is at its end by then, whatever the vocabulary: the longest has 144 characters."""
+
+_QUERY, _PATH, _LINE = 64, 120, 6
+"""Most characters of a query or note, of a path, and digits of a line number."""
+
+_RULES = {
+    ANSWER: '"answer()"',
+    RECALL: f'"recall(" text{{{_QUERY}}} ")"',
+    OPEN: f'"open(" text{{{_PATH}}} ", " line ", " line ")"',
+    REMEMBER: f'"remember(" text{{{_QUERY}}} ")"',
+    FORGET: f'"forget(" text{{{_QUERY}}} ")"',
+}
+_TEXT = re.compile(r" text\{(\d+)\}")
+_CALL = re.compile(r'(recall|remember|forget)\("([^"\\\x00-\x1f\x7f]+)"\)')
+_OPENED = re.compile(r'open\("([^"\\\x00-\x1f\x7f]+)", ([1-9]\d*), ([1-9]\d*)\)', re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`argument` is a query, a path or a note; `lines` the first and the last one to open, from 1."""
+
+    name: str
+    argument: str = ""
+    lines: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        if self.name == OPEN:
+            return f'open("{self.argument}", {self.lines[0]}, {self.lines[1]})'
+        return f'{self.name}("{self.argument}")' if self.argument else f"{self.name}()"
+
+
+def grammar(names: Sequence[str]) -> str:
+    """GBNF of a single call of one of `names`, or `answer()`. Texts have no quotes, backslashes, line ends."""
+    rules = (_TEXT.sub(r' "\\"" char{1,\1} "\\""', _RULES[name]) for name in (ANSWER, *names))
+    char = r'char ::= [^"\\\x00-\x1f\x7f]'
+    return f"root ::= {' | '.join(rules)}\n{char}\nline ::= [1-9] [0-9]{{0,{_LINE - 1}}}\n"
+
+
+def read_call(text: str) -> Call | None:
+    """The call that `text` is; None for anything else, such as one that was cut off."""
+    if text == "answer()":
+        return Call(ANSWER)
+    if match := _CALL.fullmatch(text):
+        argument = match[2].strip()
+        return Call(match[1], argument) if argument else None
+    if match := _OPENED.fullmatch(text):
+        first, last = sorted((int(match[2]), int(match[3])))
+        return Call(OPEN, match[1].strip(), (first, last))
+    return None
