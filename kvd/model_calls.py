@@ -43,11 +43,18 @@ class Call:
         return f'{self.name}("{self.argument}")' if self.argument else f"{self.name}()"
 
 
-def grammar(names: Sequence[str]) -> str:
-    """GBNF of a single call of one of `names`, or `answer()`. Texts have no quotes, backslashes, line ends."""
-    rules = (_TEXT.sub(r' "\\"" char{1,\1} "\\""', _RULES[name]) for name in (ANSWER, *names))
+def grammar(names: Sequence[str], unshown: Sequence[str] = ()) -> str:
+    """GBNF of a single call of one of `names`, or `answer()`. Texts have no quotes, backslashes, line ends.
+
+    Where there are identifiers whose definitions are `unshown`, `recall` takes one of them.
+    """
+    rules = {name: _TEXT.sub(r' "\\"" char{1,\1} "\\""', _RULES[name]) for name in (ANSWER, *names)}
+    if RECALL in rules and unshown:
+        rules[RECALL] = '"recall(" "\\"" unshown "\\"" ")"'
     char = r'char ::= [^"\\\x00-\x1f\x7f]'
-    return f"root ::= {' | '.join(rules)}\n{char}\nline ::= [1-9] [0-9]{{0,{_LINE - 1}}}\n"
+    alternatives = " | ".join(f'"{name}"' for name in unshown) or '"-"'
+    lines = [f"root ::= {' | '.join(rules.values())}", char, f"line ::= [1-9] [0-9]{{0,{_LINE - 1}}}"]
+    return "\n".join([*lines, f"unshown ::= {alternatives}", ""])
 
 
 def read_call(text: str) -> Call | None:

@@ -183,9 +183,9 @@ class Asker:
         return {**result, **paged.in_result(result["sources"]), **notices.in_result()}
 
     def _deciding(self, load: LoadParams, prepare: Callable[..., dict[str, Any]], on_event: Event) -> Decide:
-        async def decide(hits: Sequence[Hit], settings: Settings, calls: tuple[str, ...]) -> EngineAnswer:
+        async def decide(hits: Sequence[Hit], settings: Settings, calls: dict[str, Any]) -> EngineAnswer:
             params = await asyncio.to_thread(prepare, settings=settings, hits=hits)
-            return await self._engine.decide(load, {**params, "calls": calls}, on_event)
+            return await self._engine.decide(load, {**params, **calls}, on_event)
 
         return decide
 

@@ -20,6 +20,7 @@ from kvd.sessions.records import Quote, SaidChunk, Session, Turn
 from kvd.sessions.store import SessionStore
 from kvd.source.commit import head_commit
 from kvd.types import Chunk, Hit
+from kvd.worker.protocol import STATE_FORMAT
 
 if TYPE_CHECKING:
     from kvd.service.follow_up import Used
@@ -114,8 +115,7 @@ class Conversations:
     def _talk(self, root: Path, name: str) -> Talk:
         store = self._store
         session = store.get_or_create(root, name)
-        text = store.state(session)
-        state = json.loads(text) if text else None
+        state = _read_state(store.state(session))
         first = min(_first(state), session.turns)
         return Talk(session, store.turns(session, first), store.chunks(session, first), state, store.quotes(session))
 
@@ -204,7 +204,7 @@ class Conversations:
     async def show(self, root: Path, name: str) -> dict[str, Any]:
         session = await asyncio.to_thread(self._store.get, root, name)
         turns = await asyncio.to_thread(self._store.turns, session)
-        state = json.loads(await asyncio.to_thread(self._store.state, session) or "null")
+        state = _read_state(await asyncio.to_thread(self._store.state, session))
         return {
             **session.to_json(),
             "repo": str(root),
@@ -269,9 +269,15 @@ class Conversations:
     async def _forget(self, session: Session) -> None:
         """Have the engine, where there is one, give up what it holds of the session."""
         state = await asyncio.to_thread(self._store.state, session)
-        if state:
-            conversation = {"root": session.family.hex(), "state": json.loads(state), "turns": []}
+        if known := _read_state(state):
+            conversation = {"root": session.family.hex(), "state": known, "turns": []}
             await self._engine.forget({"conversation": conversation})
+
+
+def _read_state(text: str) -> dict[str, Any] | None:
+    """None also for that of a kvd which kept others: the text is there."""
+    state: dict[str, Any] = json.loads(text) if text else {}
+    return state if state.get("format") == STATE_FORMAT else None
 
 
 def _first(state: dict[str, Any] | None) -> int:
@@ -285,7 +291,8 @@ def _chunk_json(chunk: SaidChunk) -> dict[str, Any]:
 
 
 def _block_keys(state: str) -> list[str]:
-    return [str(key) for _, key, *_ in json.loads(state)["blocks"]] if state else []
+    known = _read_state(state)
+    return [str(key) for _, key, *_ in known["blocks"]] if known else []
 
 
 def _is_in(key: str, states: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ from kvd.errors import ModelError, StoreError, UsageError
 from kvd.model_calls import ANSWER, MEMORY, OPEN, PAGING, Call, read_call
 from kvd.recall.only import Only
 from kvd.recall.opened import opened
+from kvd.recall.unshown import unshown_names
 from kvd.service.conversations import Talk
 from kvd.service.engine import EngineAnswer
 from kvd.service.repositories import Repositories
@@ -24,13 +25,15 @@ _log = logging.getLogger(__name__)
 
 MOST_PIECES = 3
 """That one call brings in."""
+_MOST_NAMES = 24
+"""That the model can choose from."""
 _SHARE = 2
 """What it brings in may take so much of the budget, the n-th part, on top of it."""
 _LONGEST_S = 60.0
 """Once the calls have taken so long the model is not asked for another."""
 
-Decide = Callable[[Sequence[Hit], Settings, tuple[str, ...]], Awaitable[EngineAnswer]]
-"""Has the model choose a call, given the hits, the settings and the names of the calls."""
+Decide = Callable[[Sequence[Hit], Settings, dict[str, Any]], Awaitable[EngineAnswer]]
+"""Has the model choose a call, given the hits, the settings, and the members `calls` and `unshown` of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,9 @@ class Pager:
                 break
             started = time.monotonic()
             try:
-                chosen = await self.decide(paged.hits, paged.settings, names)
-            except (ModelError, UsageError) as error:
+                unshown = await asyncio.to_thread(unshown_names, self.root, paged.hits, _MOST_NAMES)
+                chosen = await self.decide(paged.hits, paged.settings, {"calls": names, "unshown": unshown})
+            except (ModelError, StoreError, UsageError) as error:
                 _log.warning("the model was not asked for calls: %s", error.message)
                 break
             paged = replace(paged, model_load_ms=paged.model_load_ms + chosen.model_load_ms)

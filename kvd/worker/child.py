@@ -201,9 +201,9 @@ class Child:
         return self._answered(number, params, answer)
 
     def _decide(self, number: int, params: Message) -> Message:
-        names = [str(name) for name in params["calls"]]
+        names, unshown = ([str(name) for name in params[kind]] for kind in ("calls", "unshown"))
         return self._answered(
-            number, params, lambda answerer, asked, listener: Decision(answerer, asked, listener, names).run()
+            number, params, lambda answerer, asked, listener: Decision(answerer, asked, listener, names, unshown).run()
         )
 
     def _answered(

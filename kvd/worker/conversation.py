@@ -14,6 +14,7 @@ from typing import Any
 from kvd.kv.pager import BlockAddress, Body
 from kvd.worker.layout import Item, Placed, Said
 from kvd.worker.prompt import Piece, PromptBuilder, joined
+from kvd.worker.protocol import STATE_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Conversation:
         labels of the chunks that the prompt holds, and `first`, the first turn that it holds."""
         held = self.held
         return {
+            "format": STATE_FORMAT,
             "model": model,
             "kv": kv,
             "items": [_item_to_json(item) for item in self.items],

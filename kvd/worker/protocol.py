@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+STATE_FORMAT = 1
+"""Of a conversation's state (`kvd.worker.conversation`), which the daemon keeps; another one's is not read."""
+
 _HEADER = struct.Struct("<II")
 _MAX_JSON = 64 << 20
 _MAX_BLOB = 1 << 30

@@ -38,7 +38,7 @@ from typing import Any
 
 from numpy.linalg import norm
 
-from kvd.worker.protocol import decode_vector, encode_frame, read_frame
+from kvd.worker.protocol import STATE_FORMAT, decode_vector, encode_frame, read_frame
 
 Message = dict[str, Any]
 TOKENS = {"recalled": 100, "reused_hot": 90, "recomputed": 10, "fresh": 20, "generated": 5}
@@ -133,7 +133,7 @@ def converse(conversation: Message, chunks: int, full: bool) -> Message:
         {"first": turns, "summary": "what was said"} if full else {"first": state["first"], "summary": state["summary"]}
     )
     blocks = [[0, key, conversation["root"], [1, 2]]]
-    state = {"held": held, "blocks": blocks, "turns": turns, "labels": labels, **left}
+    state = {"format": STATE_FORMAT, "held": held, "blocks": blocks, "turns": turns, "labels": labels, **left}
     return {"state": state, "replaced": replaced, "tokens": 30 * turns, "resident": 5, "loaded": 0, "computed": 1}
 
 

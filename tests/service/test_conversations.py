@@ -233,3 +233,18 @@ def test_the_question_before_counts_less() -> None:
     assert found[2].score == pytest.approx(0.8)
     assert blended(now, []) == now
     assert [item.chunk.path for item in blended([], before)] == ["c", "b"]
+
+
+def test_a_state_of_another_format_is_not_read(repository: Path, fake_model: Path) -> None:
+    async def body(service: Service, values: Values) -> None:
+        await ask(service, repository, "say something of sessions that expire")
+        db = apsw.Connection(str(paths.sessions_file()))
+        db.execute('UPDATE sessions SET state = \'{"format": 0, "other": 1}\'')
+        db.close()
+        again = await ask(service, repository, "history of sessions that expire")
+        # The text is sent, from which the engine makes its own.
+        assert again["answer"].startswith("1 before")
+        assert (await service.conversations.show(repository, "talk"))["first_turn"] == 1
+        await service.conversations.delete(repository, "talk")
+
+    run(body)

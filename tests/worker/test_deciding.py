@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvd.engine.llama import LlamaEngine
-from kvd.model_calls import ANSWER, CALL_TOKENS, MEMORY, OPEN, PAGING, RECALL, Call, read_call
+from kvd.model_calls import ANSWER, CALL_TOKENS, MEMORY, OPEN, PAGING, RECALL, Call, grammar, read_call
 from kvd.worker.answerer import Question
 from kvd.worker.deciding import Decision
 
@@ -32,6 +32,15 @@ def test_whatever_is_asked_a_call_comes(rigs: Rigs, question: str) -> None:
     assert call.name in (ANSWER, *names)
     assert decided["finish"] == "stop"
     assert rig.tokens == []
+
+
+def test_where_names_are_given_what_is_recalled_is_one_of_them(rigs: Rigs) -> None:
+    rig, asked = rigs(), Question(QUESTIONS[0], rigs().pieces(), 600, 8)
+    decided = Decision(rig.answerer, asked, rig.listener(), (RECALL,), ("hash_with", "find_user")).run()
+    assert read_call(str(decided["answer"])) in (Call(ANSWER), Call(RECALL, "hash_with"), Call(RECALL, "find_user"))
+    rules = grammar((RECALL,), ("hash_with", "find_user"))
+    assert 'unshown ::= "hash_with" | "find_user"' in rules
+    assert "text" not in rules
 
 
 def test_the_answer_s_prompt_finds_the_cells_there(rigs: Rigs) -> None:
