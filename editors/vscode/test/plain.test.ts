@@ -9,7 +9,7 @@ import { fenced } from "../src/client/passage";
 import type { AnswerSource } from "../src/client/protocol";
 import { rootOf } from "../src/client/repository";
 import { socketPath } from "../src/client/socket";
-import { clean, cleanLine, counted, stageLine } from "../src/client/text";
+import { clean, cleanLine, counted, memoryLine, stageLine } from "../src/client/text";
 import { Unpictured } from "../src/client/unpictured";
 import { rendered } from "../src/webview/markdown";
 import { given } from "./daemons";
@@ -51,6 +51,13 @@ test("text is made safe to show", () => {
   const stage = { kind: "stage", stage: "index", done: 3, total: 9, message: "src/a.py" } as const;
   assert.equal(stageLine(stage), "indexing 3/9 src/a.py");
   assert.equal(stageLine({ ...stage, stage: "new one", total: 0, message: "" }), "new one");
+});
+
+test("memories say where they are from", () => {
+  const memory = { session: "talk", turn: 3, asked_at: new Date(2026, 10, 4).getTime() / 1000, stale: true };
+  const line = "recalled from the conversation talk, question 3, 2026-11-04";
+  assert.equal(memoryLine(memory), `${line} (the code has changed since)`);
+  assert.equal(memoryLine({ ...memory, stale: false }), line);
 });
 
 test("code can't end its own block", () => {

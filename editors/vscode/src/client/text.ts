@@ -1,6 +1,6 @@
 /** Text from repositories, models and the daemon, made safe to show, and put into words. */
 
-import type { AskResult, Source, Stage, Summary } from "./protocol";
+import type { AskResult, Memory, Source, Stage, Summary } from "./protocol";
 
 const removed = [
   // Terminals' escape sequences.
@@ -31,6 +31,14 @@ export function counted(count: number, noun: string): string {
 /** `path:first-last` */
 export function placeOf(source: Source): string {
   return cleanLine(`${source.path}:${source.start_line}-${source.end_line}`);
+}
+
+/** `recalled from the conversation NAME, question 3, 2026-11-24` */
+export function memoryLine(memory: Memory): string {
+  const at = new Date(memory.asked_at * 1000);
+  const day = [at.getFullYear(), at.getMonth() + 1, at.getDate()].map((part) => String(part).padStart(2, "0")).join("-");
+  const changed = memory.stale ? " (the code has changed since)" : "";
+  return cleanLine(`recalled from the conversation ${memory.session}, question ${memory.turn}, ${day}${changed}`);
 }
 
 const titles: Record<string, string> = {
