@@ -1,7 +1,7 @@
 /** What needs no daemon. */
 
 import assert from "node:assert/strict";
-import { mkdtempSync, mkdirSync, realpathSync, writeFileSync } from "node:fs";
+import { mkdtempSync, mkdirSync, realpathSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { tmpdir } from "node:os";
 import { test } from "node:test";
@@ -30,8 +30,11 @@ test("a folder that others can write to is not trusted", async () => {
   await assert.rejects(socketPath(), refusal);
 });
 
-test("the root of a repository", async () => {
+test("the root of a repository", async (context) => {
   const base = realpathSync(mkdtempSync(join(tmpdir(), "kvd-root-")));
+  context.after(() => {
+    rmSync(base, { recursive: true });
+  });
   const deep = join(base, "one", "two");
   mkdirSync(deep, { recursive: true });
   assert.equal(await rootOf(deep), deep);
