@@ -53,6 +53,7 @@ test("text is made safe to show", () => {
   assert.equal(counted(1024, "file"), "1,024 files");
   const stage = { kind: "stage", stage: "index", done: 3, total: 9, message: "src/a.py" } as const;
   assert.equal(stageLine(stage), "indexing 3/9 src/a.py");
+  assert.equal(stageLine({ ...stage, stage: "notice", total: 0, message: "the disk is full" }), "the disk is full");
   assert.equal(stageLine({ ...stage, stage: "new one", total: 0, message: "" }), "new one");
 });
 

@@ -50,6 +50,8 @@ const titles: Record<string, string> = {
   load: "loading the model",
   check: "checking once whether the model can reuse KV",
   prefill: "reading the code",
+  // Its message is a sentence of its own.
+  notice: "",
 };
 // Their messages say nothing new, or too much for one line.
 const bare = new Set(["first-index", "scan"]);
@@ -63,7 +65,7 @@ export function stageLine(stage: Stage): string {
   if (stage.message && !bare.has(stage.stage)) {
     parts.push(stage.message);
   }
-  return cleanLine(parts.join(" "));
+  return cleanLine(parts.join(" ")).trim();
 }
 
 /** Where the code of an answer came from, and how soon the answer began; "" where no model was needed. */
