@@ -1,7 +1,7 @@
 /** What needs no daemon. */
 
 import assert from "node:assert/strict";
-import { mkdtempSync, mkdirSync, realpathSync, writeFileSync } from "node:fs";
+import { mkdtempSync, mkdirSync, realpathSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { tmpdir } from "node:os";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ import { fenced } from "../src/client/passage";
 import type { AnswerSource } from "../src/client/protocol";
 import { rootOf } from "../src/client/repository";
 import { socketPath } from "../src/client/socket";
-import { clean, cleanLine, counted, stageLine } from "../src/client/text";
+import { clean, cleanLine, counted, memoryLine, stageLine } from "../src/client/text";
 import { Unpictured } from "../src/client/unpictured";
 import { rendered } from "../src/webview/markdown";
 import { given } from "./daemons";
@@ -30,8 +30,11 @@ test("a folder that others can write to is not trusted", async () => {
   await assert.rejects(socketPath(), refusal);
 });
 
-test("the root of a repository", async () => {
+test("the root of a repository", async (context) => {
   const base = realpathSync(mkdtempSync(join(tmpdir(), "kvd-root-")));
+  context.after(() => {
+    rmSync(base, { recursive: true });
+  });
   const deep = join(base, "one", "two");
   mkdirSync(deep, { recursive: true });
   assert.equal(await rootOf(deep), deep);
@@ -50,7 +53,15 @@ test("text is made safe to show", () => {
   assert.equal(counted(1024, "file"), "1,024 files");
   const stage = { kind: "stage", stage: "index", done: 3, total: 9, message: "src/a.py" } as const;
   assert.equal(stageLine(stage), "indexing 3/9 src/a.py");
+  assert.equal(stageLine({ ...stage, stage: "notice", total: 0, message: "the disk is full" }), "the disk is full");
   assert.equal(stageLine({ ...stage, stage: "new one", total: 0, message: "" }), "new one");
+});
+
+test("memories say where they are from", () => {
+  const memory = { session: "talk", turn: 3, asked_at: new Date(2026, 10, 4).getTime() / 1000, stale: true };
+  const line = "recalled from the conversation talk, question 3, 2026-11-04";
+  assert.equal(memoryLine(memory), `${line} (the code has changed since)`);
+  assert.equal(memoryLine({ ...memory, stale: false }), line);
 });
 
 test("code can't end its own block", () => {

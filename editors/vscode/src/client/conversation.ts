@@ -4,7 +4,7 @@ import type { Daemon } from "./daemon";
 import { withPassage, type Passage } from "./passage";
 import { isCancelled, problemOf } from "./problem";
 import type { AnswerSource, AskOptions, AskResult, Progress, SaidTurn } from "./protocol";
-import { clean, cleanLine, figures, stageLine } from "./text";
+import { clean, cleanLine, figures, memoryLine, stageLine } from "./text";
 
 /** A question and what there is of its answer: all that has to be shown of it. */
 export interface Turn {
@@ -16,13 +16,15 @@ export interface Turn {
   /** What is being done, until the answer begins. */
   stage: string;
   sources: AnswerSource[];
+  /** Which turns of earlier conversations were recalled, a line each. */
+  memories: string[];
   notices: string[];
   figures: string;
   problem: { message: string; hint: string } | null;
 }
 
 function newTurn(question: string, about: string): Turn {
-  const nothing = { answer: "", sources: [], notices: [], figures: "", problem: null };
+  const nothing = { answer: "", sources: [], memories: [], notices: [], figures: "", problem: null };
   return { question, about, state: "asking", stage: "asking the daemon", ...nothing };
 }
 
@@ -32,6 +34,7 @@ function complete(turn: Turn, result: AskResult): void {
   turn.state = "done";
   turn.answer = clean(result.answer);
   turn.sources = result.sources;
+  turn.memories = (result.memories ?? []).map(memoryLine);
   turn.figures = figures(result);
   turn.notices = [...(result.finish === "length" ? [cutOff] : []), ...(result.notices ?? []).map(cleanLine)];
 }

@@ -34,6 +34,14 @@ export interface AnswerSource extends Source {
   label?: number;
 }
 
+/** A turn of an earlier conversation that was in the prompt; `stale`: the code that it cites has changed since. */
+export interface Memory {
+  session: string;
+  turn: number;
+  asked_at: number;
+  stale: boolean;
+}
+
 /** null means kvd's own setting. */
 export interface AskOptions {
   top_k: number | null;
@@ -54,6 +62,7 @@ export interface AskResult {
   session: string | null;
   finish: "stop" | "length";
   sources: AnswerSource[];
+  memories?: Memory[];
   tokens: Record<
     "recalled" | "resident" | "reused_hot" | "reused_cold" | "recomputed" | "prefilled" | "fresh" | "generated",
     number

@@ -1,6 +1,6 @@
 /** Text from repositories, models and the daemon, made safe to show, and put into words. */
 
-import type { AskResult, Source, Stage, Summary } from "./protocol";
+import type { AskResult, Memory, Source, Stage, Summary } from "./protocol";
 
 const removed = [
   // Terminals' escape sequences.
@@ -33,6 +33,14 @@ export function placeOf(source: Source): string {
   return cleanLine(`${source.path}:${source.start_line}-${source.end_line}`);
 }
 
+/** `recalled from the conversation NAME, question 3, 2026-11-24` */
+export function memoryLine(memory: Memory): string {
+  const at = new Date(memory.asked_at * 1000);
+  const day = [at.getFullYear(), at.getMonth() + 1, at.getDate()].map((part) => String(part).padStart(2, "0")).join("-");
+  const changed = memory.stale ? " (the code has changed since)" : "";
+  return cleanLine(`recalled from the conversation ${memory.session}, question ${memory.turn}, ${day}${changed}`);
+}
+
 const titles: Record<string, string> = {
   "first-index": "making the first index",
   rebuild: "making the index anew",
@@ -42,6 +50,8 @@ const titles: Record<string, string> = {
   load: "loading the model",
   check: "checking once whether the model can reuse KV",
   prefill: "reading the code",
+  // Its message is a sentence of its own.
+  notice: "",
 };
 // Their messages say nothing new, or too much for one line.
 const bare = new Set(["first-index", "scan"]);
@@ -55,7 +65,7 @@ export function stageLine(stage: Stage): string {
   if (stage.message && !bare.has(stage.stage)) {
     parts.push(stage.message);
   }
-  return cleanLine(parts.join(" "));
+  return cleanLine(parts.join(" ")).trim();
 }
 
 /** Where the code of an answer came from, and how soon the answer began; "" where no model was needed. */

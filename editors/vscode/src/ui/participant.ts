@@ -5,7 +5,7 @@ import type { Daemon } from "../client/daemon";
 import { withPassage } from "../client/passage";
 import { isCancelled, problemOf, told } from "../client/problem";
 import type { AskResult } from "../client/protocol";
-import { clean, cleanLine, figures, placeOf, stageLine } from "../client/text";
+import { clean, cleanLine, figures, memoryLine, placeOf, stageLine } from "../client/text";
 import { Unpictured } from "../client/unpictured";
 import { signalOf } from "./cancel";
 import { chosenRoot, locationOf, passageOf } from "./places";
@@ -51,7 +51,7 @@ function conclude(stream: vscode.ChatResponseStream, root: string, result: AskRe
     stream.markdown(source.cited ? " (cited)" : "");
   }
   const cutOff = result.finish === "length" ? ["The answer reached its limit."] : [];
-  for (const line of [...cutOff, ...(result.notices ?? []), figures(result)].filter(Boolean)) {
+  for (const line of [...cutOff, ...(result.memories ?? []).map(memoryLine), ...(result.notices ?? []), figures(result)].filter(Boolean)) {
     stream.markdown(new vscode.MarkdownString("\n\n").appendText(cleanLine(line)));
   }
 }

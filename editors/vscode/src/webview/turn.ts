@@ -91,6 +91,7 @@ export function turnElement(turn: Turn, index: number): HTMLElement {
   if (turn.sources.length > 0) {
     made.append(sourcesElement(turn, index));
   }
+  made.append(...turn.memories.map((line) => element("p", "notice", line)));
   if (turn.figures) {
     made.append(element("p", "figures", turn.figures));
   }
