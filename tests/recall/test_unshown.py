@@ -8,7 +8,7 @@ from kvd.recall.unshown import unshown_names
 from kvd.service.indexer import update_index
 
 FILES = {
-    "pager.py": "def echo_via_pager(text):\n    a = Viewer\n    missing(text)\n    return run_pager(strip_ansi(text))\n",
+    "pager.py": "def echo_via_pager(text):\n    Viewer\n    missing(text)\n    return run_pager(strip_ansi(text))\n",
     "run.py": "def run_pager(text):\n    return spawn(text)\n",
     "ansi.py": "def strip_ansi(text):\n    return text\n\n\nclass Viewer:\n    pass\n",
     "spawn.py": "def spawn(text):\n    return text\n",
