@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 ANSWER, RECALL, OPEN, REMEMBER, FORGET = "answer", "recall", "open", "remember", "forget"
@@ -25,6 +24,7 @@ _RULES = {
     FORGET: f'"forget(" text{{{_QUERY}}} ")"',
 }
 _TEXT = re.compile(r" text\{(\d+)\}")
+_PLAIN = re.compile(rf'[^"\\\x00-\x1f\x7f]{{1,{_PATH}}}')
 _CALL = re.compile(r'(recall|remember|forget)\("([^"\\\x00-\x1f\x7f]+)"\)')
 _OPENED = re.compile(r'open\("([^"\\\x00-\x1f\x7f]+)", ([1-9]\d*), ([1-9]\d*)\)', re.ASCII)
 
@@ -43,18 +43,27 @@ class Call:
         return f'{self.name}("{self.argument}")' if self.argument else f"{self.name}()"
 
 
-def grammar(names: Sequence[str], unshown: Sequence[str] = ()) -> str:
-    """GBNF of a single call of one of `names`, or `answer()`. Texts have no quotes, backslashes, line ends.
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a model may call. `recall` takes one of the identifiers `unshown`, `open` one of the paths `files`; any text
+    where there are none."""
 
-    Where there are identifiers whose definitions are `unshown`, `recall` takes one of them.
-    """
-    rules = {name: _TEXT.sub(r' "\\"" char{1,\1} "\\""', _RULES[name]) for name in (ANSWER, *names)}
-    if RECALL in rules and unshown:
-        rules[RECALL] = '"recall(" "\\"" unshown "\\"" ")"'
-    char = r'char ::= [^"\\\x00-\x1f\x7f]'
-    alternatives = " | ".join(f'"{name}"' for name in unshown) or '"-"'
-    lines = [f"root ::= {' | '.join(rules.values())}", char, f"line ::= [1-9] [0-9]{{0,{_LINE - 1}}}"]
-    return "\n".join([*lines, f"unshown ::= {alternatives}", ""])
+    calls: tuple[str, ...]
+    unshown: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
+def grammar(choices: Choices) -> str:
+    """GBNF of a single one of the calls, or `answer()`. Texts have no quotes, backslashes, line ends."""
+    rules = {name: _TEXT.sub(r' "\\"" char{1,\1} "\\""', _RULES[name]) for name in (ANSWER, *choices.calls)}
+    lines = [r'char ::= [^"\\\x00-\x1f\x7f]', f"line ::= [1-9] [0-9]{{0,{_LINE - 1}}}"]
+    for name, of in ((RECALL, choices.unshown), (OPEN, choices.files)):
+        known = [text for text in of if _PLAIN.fullmatch(text)]
+        if name in rules and known:
+            rules[name] = _TEXT.sub(rf' "\\"" {name} "\\""', _RULES[name])
+            alternatives = " | ".join(f'"{text}"' for text in known)
+            lines.append(f"{name} ::= {alternatives}")
+    return "\n".join([f"root ::= {' | '.join(rules.values())}", *lines, ""])
 
 
 def read_call(text: str) -> Call | None:

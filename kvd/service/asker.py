@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvd.config import Settings
+from kvd.model_calls import Choices
 from kvd.models.active import ActiveModel, active_model
 from kvd.recall.only import EVERYTHING, Only
 from kvd.service.clock import Clock
@@ -183,9 +184,9 @@ class Asker:
         return {**result, **paged.in_result(result["sources"]), **notices.in_result()}
 
     def _deciding(self, load: LoadParams, prepare: Callable[..., dict[str, Any]], on_event: Event) -> Decide:
-        async def decide(hits: Sequence[Hit], settings: Settings, calls: dict[str, Any]) -> EngineAnswer:
+        async def decide(hits: Sequence[Hit], settings: Settings, choices: Choices) -> EngineAnswer:
             params = await asyncio.to_thread(prepare, settings=settings, hits=hits)
-            return await self._engine.decide(load, {**params, **calls}, on_event)
+            return await self._engine.decide(load, {**params, "choices": asdict(choices)}, on_event)
 
         return decide
 

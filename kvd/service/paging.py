@@ -12,7 +12,7 @@ from typing import Any
 
 from kvd.config import Settings
 from kvd.errors import ModelError, StoreError, UsageError
-from kvd.model_calls import ANSWER, MEMORY, OPEN, PAGING, Call, read_call
+from kvd.model_calls import ANSWER, MEMORY, OPEN, PAGING, Call, Choices, read_call
 from kvd.recall.only import Only
 from kvd.recall.opened import opened
 from kvd.recall.unshown import unshown_names
@@ -32,8 +32,8 @@ _SHARE = 2
 _LONGEST_S = 60.0
 """Once the calls have taken so long the model is not asked for another."""
 
-Decide = Callable[[Sequence[Hit], Settings, dict[str, Any]], Awaitable[EngineAnswer]]
-"""Has the model choose a call, given the hits, the settings, and the members `calls` and `unshown` of the request."""
+Decide = Callable[[Sequence[Hit], Settings, Choices], Awaitable[EngineAnswer]]
+"""Has the model choose a call, given the hits and the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Pager:
             started = time.monotonic()
             try:
                 unshown = await asyncio.to_thread(unshown_names, self.root, paged.hits, _MOST_NAMES)
-                chosen = await self.decide(paged.hits, paged.settings, {"calls": names, "unshown": unshown})
+                files = dict.fromkeys(hit.chunk.path for hit in paged.hits)
+                chosen = await self.decide(paged.hits, paged.settings, Choices(names, tuple(unshown), tuple(files)))
             except (ModelError, StoreError, UsageError) as error:
                 _log.warning("the model was not asked for calls: %s", error.message)
                 break

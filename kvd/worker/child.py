@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from kvd.engine.memory import memory_in_use
 from kvd.errors import CancelledError, KvdError, UnavailableError, UsageError
 from kvd.kv.pool import HotPool
+from kvd.model_calls import Choices
 from kvd.worker.answerer import Answerer, Question
 from kvd.worker.batcher import Batcher
 from kvd.worker.bringing import Listener
@@ -201,9 +202,9 @@ class Child:
         return self._answered(number, params, answer)
 
     def _decide(self, number: int, params: Message) -> Message:
-        names, unshown = ([str(name) for name in params[kind]] for kind in ("calls", "unshown"))
+        choices = Choices(*(tuple(map(str, params["choices"][kind])) for kind in ("calls", "unshown", "files")))
         return self._answered(
-            number, params, lambda answerer, asked, listener: Decision(answerer, asked, listener, names, unshown).run()
+            number, params, lambda answerer, asked, listener: Decision(answerer, asked, listener, choices).run()
         )
 
     def _answered(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvd.engine.llama import LlamaEngine
-from kvd.model_calls import CALL_TOKENS, FORGET, OPEN, RECALL, REMEMBER, grammar, read_call
+from kvd.model_calls import CALL_TOKENS, FORGET, OPEN, RECALL, REMEMBER, Choices, grammar, read_call
 from kvd.worker.answerer import Answerer, Question
 from kvd.worker.bringing import Listener
 from kvd.worker.decoding import Answering
@@ -13,46 +13,37 @@ from kvd.worker.turn import Turn
 
 Emit = Callable[[str], None]
 
-_OF_NAMES = "recall with one of the names below fetches its definition"
-
 _EXPLAINED = {
-    RECALL: 'recall("words") searches the repository for a name or words that are not shown',
-    OPEN: 'open("path", 1, 80) shows these lines of a file',
-    REMEMBER: 'remember("note") proposes to keep what the user asked you to remember',
-    FORGET: 'forget("note") proposes to drop a note that the user asked you to forget',
+    RECALL: "recall(NAME OR WORDS) to search for what the code above uses and does not show",
+    OPEN: "open(FILE, FIRST, LAST) to see other lines of a file above",
+    REMEMBER: "remember(NOTE) to keep what the user asked you to remember",
+    FORGET: "forget(NOTE) to drop a note that the user asked you to forget",
 }
+_OF_NAMES = "recall(NAME) to see the definition of one of these, which the code above uses and does not show: "
 
 
-def cue(names: Sequence[str], unshown: Sequence[str]) -> str:
+def cue(choices: Choices) -> str:
     """What follows the question in place of an answer."""
-    explained = {**_EXPLAINED, RECALL: _OF_NAMES} if unshown else _EXPLAINED
-    known = "; ".join(explained[name] for name in names)
-    there = f"\nUsed above, defined elsewhere: {', '.join(unshown)}\n" if unshown else " "
+    explained = {**_EXPLAINED, **({RECALL: _OF_NAMES + ", ".join(choices.unshown)} if choices.unshown else {})}
+    calls = "".join(f"\n- {explained[name]}" for name in choices.calls)
     return (
-        "\n\nDo not answer yet. Write one call. If the code above uses something that the question depends on and "
-        f"whose body is not shown, fetch it: {known}.{there}If the code above suffices: answer()"
+        "\n\nDo not answer yet. Which code is needed to answer? Write one call:"
+        f"{calls}\n- answer() if the code above shows all of the answer"
     )
 
 
 class Decision(Turn):
     """A turn that nothing is remembered of. Its chunks' cells stay, so that the answer's prompt finds them there."""
 
-    def __init__(
-        self,
-        answerer: Answerer,
-        question: Question,
-        listener: Listener,
-        names: Sequence[str],
-        unshown: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, answerer: Answerer, question: Question, listener: Listener, choices: Choices) -> None:
         super().__init__(answerer, question, listener, remember=False)
-        self._names, self._unshown = names, unshown
+        self._choices = choices
 
     def _ending(self) -> list[int]:
-        return self._prompts.ending(self._question.text + cue(self._names, self._unshown))
+        return self._prompts.ending(self._question.text + cue(self._choices))
 
     def _answering(self, sequence: int, start: int) -> Answering:
-        return _Calling(self._engine, sequence, start, grammar(self._names, self._unshown), self._emit)
+        return _Calling(self._engine, sequence, start, grammar(self._choices), self._emit)
 
     def _unremembered(self) -> None:
         """The cells stay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvd.engine.llama import LlamaEngine
-from kvd.model_calls import ANSWER, CALL_TOKENS, MEMORY, OPEN, PAGING, RECALL, Call, grammar, read_call
+from kvd.model_calls import ANSWER, CALL_TOKENS, MEMORY, OPEN, PAGING, RECALL, Call, Choices, grammar, read_call
 from kvd.worker.answerer import Question
 from kvd.worker.deciding import Decision
 
@@ -20,7 +20,7 @@ QUESTIONS = (
 
 
 def decide(rig: Rig, question: str, names: tuple[str, ...]) -> dict[str, object]:
-    return Decision(rig.answerer, Question(question, rig.pieces(), 600, 8), rig.listener(), names).run()
+    return Decision(rig.answerer, Question(question, rig.pieces(), 600, 8), rig.listener(), Choices(names)).run()
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -36,11 +36,14 @@ def test_whatever_is_asked_a_call_comes(rigs: Rigs, question: str) -> None:
 
 def test_where_names_are_given_what_is_recalled_is_one_of_them(rigs: Rigs) -> None:
     rig, asked = rigs(), Question(QUESTIONS[0], rigs().pieces(), 600, 8)
-    decided = Decision(rig.answerer, asked, rig.listener(), (RECALL,), ("hash_with", "find_user")).run()
-    assert read_call(str(decided["answer"])) in (Call(ANSWER), Call(RECALL, "hash_with"), Call(RECALL, "find_user"))
-    rules = grammar((RECALL,), ("hash_with", "find_user"))
-    assert 'unshown ::= "hash_with" | "find_user"' in rules
-    assert "text" not in rules
+    choices = Choices((RECALL, OPEN), ("hash_with", "find_user"), ("src/auth.py", 'src/"quoted".py'))
+    decided = Decision(rig.answerer, asked, rig.listener(), choices).run()
+    call = read_call(str(decided["answer"]))
+    assert call is not None
+    assert call.name == ANSWER or call.argument in ("hash_with", "find_user", "src/auth.py")
+    rules = grammar(choices).splitlines()
+    assert 'recall ::= "hash_with" | "find_user"' in rules
+    assert 'open ::= "src/auth.py"' in rules
 
 
 def test_the_answer_s_prompt_finds_the_cells_there(rigs: Rigs) -> None:
