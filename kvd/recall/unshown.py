@@ -13,6 +13,7 @@ from kvd.recall.query import last_part
 from kvd.types import Hit
 
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]{2,63}")
+_LIKE_A_NAME = re.compile(r"_|[a-z][A-Z]")
 _MOST_PLACES = 4
 """A name that more chunks define says little."""
 
@@ -20,7 +21,8 @@ _CHUNKS = "SELECT path, start_line, end_line, symbols FROM chunks JOIN files ON 
 
 
 def unshown_names(root: Path, hits: Sequence[Hit], most: int) -> list[str]:
-    """At most so many names in the code of `hits`, best hits first, what is called before what is not.
+    """At most so many names in the code of `hits`, best hits first, what is called before what is not, which has to
+    look like a name: `_strip`, `ProgressBar`.
 
     Raises `StoreError` where there is no usable index.
     """
@@ -46,6 +48,9 @@ def _used(hits: Sequence[Hit]) -> list[str]:
     for hit in hits:
         text = hit.chunk.text
         for found in _NAME.finditer(text):
-            is_called = text[found.end() :].lstrip(" ")[:1] == "("
-            (called if is_called else others)[found[0]] = None
+            name = found[0]
+            if text[found.end() :].lstrip(" ")[:1] == "(":
+                called[name] = None
+            elif _LIKE_A_NAME.search(name):
+                others[name] = None
     return [*called, *(name for name in others if name not in called)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvd.config import Settings
 from kvd.errors import ModelError, StoreError, UsageError
-from kvd.model_calls import ANSWER, MEMORY, OPEN, PAGING, Call, Choices, read_call
+from kvd.model_calls import ANSWER, MEMORY, OPEN, PAGING, RECALL, Call, Choices, read_call
 from kvd.recall.only import Only
 from kvd.recall.opened import opened
 from kvd.recall.unshown import unshown_names
@@ -70,9 +70,12 @@ class Pager:
     emit: Callable[[dict[str, Any]], None]
 
     async def page(self, hits: list[Hit], settings: Settings) -> Paged:
-        """Let the model make up to `settings.rounds` calls. Where it can't, the hits are those that were recalled."""
+        """Let the model make up to `settings.rounds` calls. Where it can't, the hits are those that were recalled.
+
+        It may open files where there is no name to recall: given both, a small model opens files, and mostly others
+        than the one that it needs (`kvd bench hops`).
+        """
         paged, began = Paged(hits, settings, more=settings.budget // _SHARE), time.monotonic()
-        names = PAGING + MEMORY if self.talk else PAGING
         for _ in range(settings.rounds):
             if not paged.hits or time.monotonic() - began > _LONGEST_S:
                 break
@@ -80,7 +83,8 @@ class Pager:
             try:
                 unshown = await asyncio.to_thread(unshown_names, self.root, paged.hits, _MOST_NAMES)
                 files = dict.fromkeys(hit.chunk.path for hit in paged.hits)
-                chosen = await self.decide(paged.hits, paged.settings, Choices(names, tuple(unshown), tuple(files)))
+                calls = ((RECALL,) if unshown else PAGING) + (MEMORY if self.talk else ())
+                chosen = await self.decide(paged.hits, paged.settings, Choices(calls, tuple(unshown), tuple(files)))
             except (ModelError, StoreError, UsageError) as error:
                 _log.warning("the model was not asked for calls: %s", error.message)
                 break
