@@ -37,6 +37,7 @@ def quoted() -> set[bytes]:
         db.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("settings")
 def test_what_was_said_last_week_is_in_a_new_conversations_prompt(kvd: Kvd, repository: Path) -> None:
     store = SessionStore(paths.sessions_file())
