@@ -72,7 +72,9 @@ def read_call(text: str) -> Call | None:
         return Call(ANSWER)
     if match := _CALL.fullmatch(text):
         argument = match[2].strip()
-        return Call(match[1], argument) if argument else None
+        # Who agrees to a note has to see all of it.
+        shown = match[1] not in MEMORY or argument.isprintable()
+        return Call(match[1], argument) if argument and shown else None
     if match := _OPENED.fullmatch(text):
         first, last = sorted((int(match[2]), int(match[3])))
         return Call(OPEN, match[1].strip(), (first, last))

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from kvd.engine.llama import LlamaEngine
-from kvd.model_calls import ANSWER, CALL_TOKENS, MEMORY, OPEN, PAGING, RECALL, Call, Choices, grammar, read_call
+from kvd.model_calls import (
+    ANSWER,
+    CALL_TOKENS,
+    MEMORY,
+    OPEN,
+    PAGING,
+    RECALL,
+    REMEMBER,
+    Call,
+    Choices,
+    grammar,
+    read_call,
+)
 from kvd.worker.answerer import Question
 from kvd.worker.deciding import Decision
 
@@ -65,6 +77,12 @@ def test_what_is_no_grammar_is_an_error(engine: LlamaEngine) -> None:
 )
 def test_what_is_no_call(text: str) -> None:
     assert read_call(text) is None
+
+
+@pytest.mark.parametrize("hidden", ["\x9bn", "\u200b", "\U000e0041", "\u202e"])
+def test_a_note_with_what_nobody_sees_is_no_call(hidden: str) -> None:
+    assert read_call(f'remember("tabs {hidden}ot")') is None
+    assert read_call('remember("tabs für 漢字")') == Call(REMEMBER, "tabs für 漢字")
 
 
 def test_calls_are_read() -> None:
